@@ -75,11 +75,9 @@ class JournalClient:
     def _next_recorded(self, expected: int) -> tuple[int, list[ScoredGroup]]:
         iteration, groups = next(self._batches, (-1, []))
         if iteration != expected:
-            found = (
-                "ends before it" if iteration < 0 else f"has that of iteration {iteration} there"
-            )
+            place = "its end" if iteration < 0 else f"the batch of iteration {iteration}"
             raise DataError(
-                f"{self._source} has no batch of iteration {expected}: it {found}; restore the journal of the run"
+                f"{self._source} has {place} where the batch of iteration {expected} should be; restore the journal of the run"
             )
         return iteration, groups
 

@@ -39,10 +39,10 @@ from prefixrl.learner.start import collapse_of, completed_iterations, load_check
 
 def replay(directory: Path, rank: int, rank_count: int, stopped: Callable[[], bool]) -> None:
     """Train the part of the plan that is next; UserError, TrainingFault, Halted."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as resources:
         if rank == 0:
-            held.enter_context(own(directory))
-            held.enter_context(end_noted(directory))
+            resources.enter_context(own(directory))
+            resources.enter_context(end_noted(directory))
         plan = read_json(directory / PLAN_FILE, ReplayPlan)
         part = plan.part_at(completed_iterations(directory))
         config = from_json(part.config, f"the plan in {directory}")
@@ -102,8 +102,8 @@ def _train(
         collapse = collapse_of(config, metrics)
 
     def are_stopping() -> bool:
-        asked = torch.tensor([float(stop.is_requested())], device=models.device)
-        return bool(distributed.sum_over_ranks(asked).item())
+        requested = torch.tensor([float(stop.is_requested())], device=models.device)
+        return bool(distributed.sum_over_ranks(requested).item())
 
     client = JournalClient(plan, config, plan.end_of(part), are_stopping)
     loop = Replay(
