@@ -3,6 +3,7 @@
 RUN ── journal, config, changes, settings ──▶ plan in a directory of its own ──▶ learner, once for each part of the plan
 """
 
+import time
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -38,10 +39,34 @@ from prefixrl.common.worker.command import PATH, settings_option
 from prefixrl.deploy.launch.launch import STOPPED, Launcher
 from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint, run_directory_argument
 from prefixrl.deploy.runs.report import print_table, write_report
+from prefixrl.deploy.view.live_view import LINE_S, View
 from prefixrl.deploy.view.run_state import is_going_on
 
 SUFFIX = "_replay"
 FUNCTION_KEYS = ("algorithm.advantage_function", "algorithm.loss_function")
+
+
+class ReplayView(View):
+    """A replay as it goes on, from its files: it has no broker that could be asked."""
+
+    def __init__(self, directory: Path, iterations: int) -> None:
+        super().__init__(directory)
+        self._metrics, self._iterations = directory, iterations
+        self._told_s = time.monotonic()
+        self._shown = -1
+
+    def refresh(self) -> None:
+        """Print the newest iteration, at most every `LINE_S`."""
+        if time.monotonic() - self._told_s < LINE_S:
+            return
+        self._told_s = time.monotonic()
+        for line in newest_metrics(self._metrics):
+            if line.iteration != self._shown:
+                self._shown = line.iteration
+                loss, entropy = (line.figures.get(name, 0.0) for name in ("policy_loss", "entropy"))
+                self.announce(
+                    f"it {line.iteration + 1}/{self._iterations}; policy loss {loss:.3g}, entropy {entropy:.3g}"
+                )
 
 
 @click.command("replay")
@@ -71,7 +96,7 @@ def replay(run: Path, settings: tuple[str, ...], out: Path | None) -> int:
     # A part for each time at which a person changed the run: its learner began anew there, too.
     while not (directory / SUMMARY_FILE).exists():
         before = newest_checkpoint(directory)
-        launcher = _launcher(directory, _first_config(plan))
+        launcher = _launcher(directory, plan)
         code = launcher.run_and_stop(stop.is_set)
         if stop.is_set() or code == Halted.exit_code:
             click.echo("stopped; run the same command again to go on")
@@ -243,9 +268,11 @@ def _content(plan: ReplayPlan) -> ReplayPlan:
     return msgspec.structs.replace(plan, settings=())
 
 
-def _launcher(directory: Path, config: RunConfig) -> Launcher:
+def _launcher(directory: Path, plan: ReplayPlan) -> Launcher:
     """Return the launcher of the learner alone."""
+    config = _first_config(plan)
     alone = config.launch.model_copy(update={"rollouts": 0, "scorers": 0})
     ranks = ["--nproc-per-node", str(config.launch.learner_ranks)]
     command = ["prefixrl.learner.commands.replay", str(directory), *ranks]
-    return Launcher(config.model_copy(update={"launch": alone}), command, LEARNER)
+    view = ReplayView(directory, plan.iterations)
+    return Launcher(config.model_copy(update={"launch": alone}), command, LEARNER, view=view)

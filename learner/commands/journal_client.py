@@ -77,7 +77,7 @@ class JournalClient:
         if iteration != expected:
             place = "its end" if iteration < 0 else f"the batch of iteration {iteration}"
             raise DataError(
-                f"{self._source} has {place} where the batch of iteration {expected} should be; restore the journal of the run"
+                f"{self._source} has {place} where the batch of iteration {expected} should be; restore the journal"
             )
         return iteration, groups
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import time
@@ -26,6 +27,8 @@ from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages.fields import encodable
 from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.learner.data.problems import input_files
+
+log = logging.getLogger(__name__)
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"
@@ -167,27 +170,38 @@ def _inputs(config: RunConfig) -> Inputs:
     )
 
 
+LEARNER_FUNCTIONS = ("advantage_function", "loss_function")
+
+
 def check_learner_inputs(config: RunConfig, run: Path) -> None:
-    """Raise ConfigError if a model that the learner of a run began with is another one now."""
+    """Raise ConfigError if a model that the learner of a run began with is another one now, unless a setting names it.
+
+    A function of the user's that is another one now is told: it may be what is tried.
+    """
     if (began := inputs(run)) is None:
         return
     before = from_json((run / CONFIG_FILE).read_bytes(), str(run / CONFIG_FILE))
-    if model_digests(model_folder(config.adapter.start)) != began.adapter_model:
-        raise ConfigError(
-            f"adapter.model = {config.adapter.start!r} holds other files than when {run} began: a replay begins with "
-            f"the same weights; restore them"
-        )
-    reward, reward_before = config.implicit_reward, before.implicit_reward
-    if reward is None or reward_before is None:
-        return
-    for key, digest in (
-        ("model", began.implicit_reward_model),
-        ("reference_model", began.implicit_reward_reference),
-    ):
-        name = getattr(reward, key)
-        if name == getattr(reward_before, key) and _weights_digest(name) != digest:
+    adapter, reward, reward_before = config.adapter, config.implicit_reward, before.implicit_reward
+    models = {"adapter.model": (adapter.start, began.adapter_model.model)}
+    if began.kl_anchor and config.algorithm.kl > 0 and adapter.reference == "model":
+        models["the reference in adapter.model"] = (adapter.model, began.kl_anchor)
+    if reward and reward_before and reward.model == reward_before.model:
+        models["implicit_reward.model"] = (reward.model, began.implicit_reward_model)
+    for key, (name, digest) in models.items():
+        if _weights_digest(name) != digest:
             raise ConfigError(
-                f"implicit_reward.{key} = {name!r} holds other files than when {run} began; restore them"
+                f"{key} = {name!r} holds other weights than when {run} began: a replay begins with the same; restore "
+                f"them"
+            )
+    for key in LEARNER_FUNCTIONS:
+        reference = getattr(config.algorithm, key)
+        digest = getattr(began, f"algorithm_{key}")
+        if reference == getattr(before.algorithm, key) and function_digest(reference) != digest:
+            log.warning(
+                "algorithm.%s = %r is another function than when %s began: the replay is of this one",
+                key,
+                reference,
+                run,
             )
 
 
