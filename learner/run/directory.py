@@ -182,7 +182,9 @@ def check_learner_inputs(config: RunConfig, run: Path) -> None:
         return
     before = from_json((run / CONFIG_FILE).read_bytes(), str(run / CONFIG_FILE))
     adapter, reward, reward_before = config.adapter, config.implicit_reward, before.implicit_reward
-    models = {"adapter.model": (adapter.start, began.adapter_model.model)}
+    models: dict[str, tuple[str | None, str]] = {
+        "adapter.model": (adapter.start, began.adapter_model.model)
+    }
     if began.kl_anchor and config.algorithm.kl > 0 and adapter.reference == "model":
         models["the reference in adapter.model"] = (adapter.model, began.kl_anchor)
     if reward and reward_before and reward.model == reward_before.model:
