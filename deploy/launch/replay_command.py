@@ -260,7 +260,8 @@ def _prepare(directory: Path, plan: ReplayPlan) -> None:
             # The plan first: without it the directory would be taken for that of a run.
             write_atomically(directory / PLAN_FILE, msgspec.json.encode(plan))
             write_format(directory)
-            write_atomically(directory / CONFIG_FILE, plan.parts[0].config)
+            config = _first_config(plan)
+            write_atomically(directory / CONFIG_FILE, config.model_dump_json(indent=2))
     (directory / "logs").mkdir(exist_ok=True)
 
 

@@ -49,7 +49,7 @@ def replay(directory: Path, rank: int, rank_count: int, stopped: Callable[[], bo
         check_learner_inputs(config, Path(plan.source))
         _import_functions(config)
         if rank == 0:
-            _adopt(directory, part)
+            _adopt(directory, part, config)
         _train(plan, part, config, (rank, rank_count), StopSignal(stopped))
 
 
@@ -64,14 +64,14 @@ def _import_functions(config: RunConfig) -> None:
         loss_function.load(algorithm.loss_function)
 
 
-def _adopt(directory: Path, part: ReplayPart) -> None:
+def _adopt(directory: Path, part: ReplayPart, config: RunConfig) -> None:
     """Make the settings of a part those of the directory; a part that begins again changes nothing."""
     path = directory / CHANGES_FILE
     written = {(line.iteration, line.key) for line in json_lines.read(path, ChangeLine)}
     lines = [line for line in part.changes if (line.iteration, line.key) not in written]
     if lines:
         json_lines.append(path, lines)
-    write_atomically(directory / CONFIG_FILE, part.config)
+    write_atomically(directory / CONFIG_FILE, config.model_dump_json(indent=2))
 
 
 def _train(
