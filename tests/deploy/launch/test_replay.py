@@ -47,6 +47,7 @@ STALE = (
     "algorithm.minibatches=3",
     "checkpoint.keep=20",
     "checkpoint.every=3",
+    "broker.journal_segment_mib=0.05",
 )
 
 
@@ -166,6 +167,7 @@ def test_a_replay_with_other_settings_has_its_figures_beside_those_of_the_run(
         replay(run, settings[:1], out)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
 def test_the_command_goes_on_with_a_replay_that_was_killed(
@@ -341,3 +343,22 @@ def test_a_stale_run_that_was_killed_resumed_and_changed_is_replayed_bitwise(
     assert [each["reward"] for each in theirs] == [each["reward"] for each in mine]
     assert all(a["entropy"] != b["entropy"] for a, b in zip(theirs[1:], mine[1:], strict=True))
     assert "0.000125" in table(comparison([directory, half]))
+    first, *later = sorted((directory / "journal").iterdir())
+    assert first.name == "000000.msgpack.zst" and later, "closed segments are read, too"
+    first.unlink()
+    said = replayed(directory, "--out", str(tmp_path / "other"), code=2).stderr
+    assert f"{first} is missing" in said and "Traceback" not in said
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_run_of_two_ranks_is_replayed_by_two(tmp_path: Path) -> None:
+    directory, out = tmp_path / "run", tmp_path / "run_replay"
+    with launched(directory, *STALE, "algorithm.iterations=4", "launch.learner_ranks=2") as process:
+        finish(process, directory)
+    replayed(directory)
+    assert {path.parent.name for path in (out / "checkpoints").glob("*/rank_*/actor*")} == {
+        "rank_00000",
+        "rank_00001",
+    }
+    assert checkpoints_equal(directory, out) > 100
