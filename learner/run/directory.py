@@ -176,7 +176,8 @@ LEARNER_FUNCTIONS = ("advantage_function", "loss_function")
 def check_learner_inputs(config: RunConfig, run: Path) -> None:
     """Raise ConfigError if a model that the learner of a run began with has other weights now.
 
-    A model that a setting names is not compared. A function of the user's that is another one now is told: it may be what is tried.
+    A model that a setting names is not compared. A function of the user's that is another one now is told: it may be
+    what is tried.
     """
     if (began := inputs(run)) is None:
         return
