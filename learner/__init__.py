@@ -14,7 +14,7 @@ Read in this order:
     weights/     publishing versions, and serving them to rollouts
     data/        from data files to problems, and their order
     evaluation/  judging adapters in training
-    commands/    the processes behind `prefixrl eval`, `generate` and `warm-start`
+    commands/    the processes behind `prefixrl eval`, `generate`, `warm-start`, `replay`
     run/         the run directory, metrics, summary
     check/       the forecast of `--check`
     processes/   ranks, broker and weight server: started and watched

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from torch import Tensor
@@ -24,11 +25,11 @@ from prefixrl.common.errors import NothingToTrain, NotSaved
 from prefixrl.common.host.service import Service
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.disk import when_there_is_room
+from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.weights.low_rank import published_name
 from prefixrl.common.wire.messages.groups import ScoredGroup
 from prefixrl.common.wire.messages.learner import Batch, GetBatch, Halt, RunOver
 from prefixrl.common.wire.packing import ProbeRow
-from prefixrl.learner.broker.client import BrokerClient
 from prefixrl.learner.evaluation.arms import Arms
 from prefixrl.learner.models import lora
 from prefixrl.learner.models.batch import iteration_data
@@ -110,13 +111,37 @@ class RankZeroParts:
                 self.tracking.close()
 
 
+class BatchSource(Protocol):
+    """The answers to the questions of a rank: a broker's, or those of a journal."""
+
+    def next_batch(self, request: GetBatch, timeout_s: float) -> Batch | RunOver | Halt:
+        """Return a batch, or what every rank gets instead."""
+
+    def groups(self, iteration: int, indices: Sequence[int]) -> dict[int, ScoredGroup]:
+        """Return groups of the batch of an iteration, by index in the batch."""
+
+    def iteration_done(
+        self, iteration: int, optimizer_steps: int, relative_ess: float | None = None
+    ) -> None:
+        """Take note of a finished iteration."""
+
+    def status(self) -> StatusDocument:
+        """Return the status document of the run."""
+
+    def stop(self, reason: str) -> None:
+        """End the run."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
 @dataclass
 class Learner:
     """One rank of the learner, its models loaded at iteration `iteration`."""
 
     config: RunConfig
     directory: Path
-    client: BrokerClient
+    client: BatchSource
     models: Models
     rank_zero: RankZeroParts | None
     problems: int
@@ -200,17 +225,15 @@ class Learner:
         ranks = rank_figures(self.models, plan, data.lengths, trained_s)
         self.times.busy_s += trained_s
         self.iteration += 1
-        if self.rank_zero:
-            times = self.times.of_iteration(trained_s, ranks)
-            self.finish_iteration(self.rank_zero, batch, metrics, times)
+        self.finish_iteration(batch, metrics, self.times.of_iteration(trained_s, ranks))
         if self.answers.is_on:
             with self.patience():
                 self.answers.answer_iteration(batch, metrics, self.iteration)
 
-    def finish_iteration(
-        self, zero: RankZeroParts, batch: Batch, metrics: IterationMetrics, times: Times
-    ) -> None:
+    def finish_iteration(self, batch: Batch, metrics: IterationMetrics, times: Times) -> None:
         """Report a trained iteration to the broker first, then write it to the files."""
+        if (zero := self.rank_zero) is None:
+            return
         # A broker that is restarted from now on begins with the next iteration.
         zero.servers.completed = self.iteration
         zero.arms.advance(self.iteration)
@@ -301,12 +324,14 @@ class Learner:
         with self.patience():
             checkpoint.save(self.directory / "checkpoints", self.models, state)
         self.saved = self.iteration
+        self.remove_old()
         if self.rank_zero:
-            self.remove_old(self.rank_zero)
             self.rank_zero.uploads.upload_new()
 
-    def remove_old(self, zero: RankZeroParts) -> None:
+    def remove_old(self) -> None:
         """Remove the checkpoints that nothing keeps."""
+        if (zero := self.rank_zero) is None:
+            return
         section = self.config.checkpointing
         awaited = zero.arms.awaited if section.keep_best else frozenset[int]()
         curve = zero.arms.curve() if section.keep_best else []
@@ -326,7 +351,7 @@ class Learner:
             awaited = zero.arms.awaited
             zero.arms.gather(dict(zero.publisher.digests))
             if self.config.checkpointing.keep_best and zero.arms.awaited != awaited:
-                self.remove_old(zero)
+                self.remove_old()
             zero.servers.check()
             if zero.tracking:
                 zero.tracking.check()
@@ -354,7 +379,7 @@ class Learner:
             log.warning("%s", cost_sentence(self.ending, self.iteration, self.directory))
         zero.arms.finish(is_affordable(self.client.status(), zero.arms.last_answers, self.config))
         # The best checkpoint is known only after the last evaluation.
-        self.remove_old(zero)
+        self.remove_old()
         zero.uploads.wait(self.stop, self.iteration)
         result = summary.summarise(
             self.client.status(),

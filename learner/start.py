@@ -28,7 +28,7 @@ from prefixrl.learner.check.disk_room import check_room
 from prefixrl.learner.data import problems
 from prefixrl.learner.data.gold_check import GoldCheck
 from prefixrl.learner.processes.servers import CLOSE_S, Servers
-from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free
+from prefixrl.learner.run.directory import RunDirectory, check_ports_are_free, end_noted
 from prefixrl.learner.run.spending import check_spending
 from prefixrl.learner.run.stop import StopSignal
 from prefixrl.learner.run.tracking import Tracking, check_packages
@@ -64,7 +64,7 @@ def start(config: RunConfig, rank: int, ranks: int, stopped: Callable[[], bool])
         read = problems.read_all(config)
         check_room(config)
         run_directory = RunDirectory(config)
-        with run_directory.end_noted():
+        with end_noted(run_directory.path):
             _lead(config, run_directory.path, read, ranks, stopped)
     else:
         with _memory_fault_explained(config):
@@ -93,7 +93,7 @@ def _lead(
             raise DataError(
                 f"adapter.init_from = {init_from!r} is a damaged checkpoint: {fault}; choose another one"
             )
-    completed = _completed(directory)
+    completed = completed_iterations(directory)
     service = Service(stopped=stopped)
     servers = Servers(config, directory, completed, ranks=ranks, stop=StopSignal(stopped))
     golds = None
@@ -114,7 +114,7 @@ def _lead(
             servers.close()
 
 
-def _completed(directory: Path) -> int:
+def completed_iterations(directory: Path) -> int:
     """Return the iteration of the newest whole checkpoint; import torch only if one may exist.
 
     Its bytes are read here, and again when it is loaded: a broker that starts at an iteration with a damaged checkpoint
@@ -160,7 +160,7 @@ def _run(
         arms.ask_before_training()
     models = Models.load(config, *rank_and_count, model_folder(config.adapter.start))
     probe = make_probe(config, [each.question for each in training], models.source, models.device)
-    is_resumed, iteration = _load_checkpoint(config, models)
+    is_resumed, iteration = load_checkpoint(config, models)
     rank_zero = None
     if servers and arms:
         note_start(directory, iteration)
@@ -173,7 +173,7 @@ def _run(
         tracking = Tracking(directory) if config.log.chosen_trackers else None
         rank_zero = RankZeroParts(servers, weights, arms, metrics, service, uploads, tracking)
         models.on_forward = service.progressed
-    collapse = _collapse(config, rank_zero.metrics) if rank_zero else None
+    collapse = collapse_of(config, rank_zero.metrics) if rank_zero else None
     answers = CollapseAnswers(config, directory, models, collapse, stop)
     learner = Learner(
         config, directory, client, models, rank_zero, len(training), stop, probe, answers, iteration
@@ -189,7 +189,7 @@ def _run(
         distributed.stop()
 
 
-def _collapse(config: RunConfig, metrics: "MetricsLog") -> "Collapse | None":
+def collapse_of(config: RunConfig, metrics: "MetricsLog") -> "Collapse | None":
     """Return what answers a collapse, with what it knows of all iterations so far; None where nothing does."""
     from prefixrl.learner.run.collapse import Collapse
 
@@ -218,7 +218,7 @@ def _take_change(collapse: "Collapse", change: ChangeLine) -> None:
     collapse.take_change(entropy, has_new_rate=change.key != ENTROPY)
 
 
-def _load_checkpoint(config: RunConfig, models: "Models") -> tuple[bool, int]:
+def load_checkpoint(config: RunConfig, models: "Models") -> tuple[bool, int]:
     """Load the newest checkpoint, if any; return True if the run is resumed, and its iteration."""
     from prefixrl.learner.training import checkpoint
 

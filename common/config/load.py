@@ -207,7 +207,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         section, _, name = key.partition(".")
         if (function_ref := attrgetter(key)(config)) is not None:
             functions[section][name] = user_function.resolve(key, function_ref, base)
-    prm = _with_models(config.scorer.prm, "scorer.prm", base)
+    prm = with_models(config.scorer.prm, "scorer.prm", base)
     target = config.target
     if target is not None:
         # Behind a chat endpoint the model is a name there, and nothing of it is read here.
@@ -219,7 +219,7 @@ def _resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         "target": target,
         "data": resolve(data, base),
         "scorer": config.scorer.model_copy(update={"prm": prm}),
-        "implicit_reward": _with_models(config.implicit_reward, "implicit_reward", base),
+        "implicit_reward": with_models(config.implicit_reward, "implicit_reward", base),
         "checkpoint": _with_upload(config.checkpoint, base),
         "reward": config.reward.model_copy(update=functions["reward"]),
         "algorithm": config.algorithm.model_copy(update=functions["algorithm"]),
@@ -247,7 +247,7 @@ def _with_folder(model: AnyModel, section: str, base: Path) -> AnyModel:
     return with_texts(model.model_copy(update={"model": folder}), section, base)
 
 
-def _with_models(section: AnySection | None, name: str, base: Path) -> AnySection | None:
+def with_models(section: AnySection | None, name: str, base: Path) -> AnySection | None:
     """Return a section, if it is there, with the absolute paths of its models."""
     folders = {
         key: _model_folder(f"{name}.{key}", model, base)

@@ -9,5 +9,6 @@ digests.py           digests of what a worker loaded
 disk.py              the wait for room on a full disk
 tracker.py           what a tracker is: a record, by which packages add others; samples of a run
 warm_start.py        plan and report of a warm start; what a run that begins with one shares with it
+replay.py            the plan of a replay: which settings it may have; what tells it from a run
 prometheus.py        numbers of a process for Prometheus, and their endpoint
 """

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import msgspec
 
 CHANGES_FILE = "changes.jsonl"
+WEIGHTS_KEY = "version of the weights"
+"""Key of the line about a way back of `algorithm.on_collapse`."""
 FREE_SECTIONS = ("launch", "checkpoint", "evaluation", "broker", "slurm", "log")
 KeyPath = tuple[str, ...]
 _FREE = {

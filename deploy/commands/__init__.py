@@ -47,6 +47,10 @@ GROUPS: Mapping[str, Group] = {
             "prefixrl.deploy.commands.stop_and_drain:stop_command",
             "Have a run save and stop, on whatever host it is.",
         ),
+        "replay": (
+            "prefixrl.deploy.launch.replay_command:replay_command",
+            "Train on a run's samples again, with other settings of the learner.",
+        ),
         "sweep": (
             "prefixrl.deploy.sweep.conduct:sweep_command",
             "Run every combination of settings in a file.",

@@ -10,12 +10,26 @@ from rich.table import Table
 
 from prefixrl.common.errors import UserError
 from prefixrl.common.run.directory_format import check_format
+from prefixrl.common.run.documents import metrics_of
 from prefixrl.common.worker.command import PATH
 from prefixrl.deploy.runs.checkpoints import PLACE, config_of, flat_settings
 from prefixrl.deploy.runs.tables import figure, table_of
 from prefixrl.deploy.view.run_state import runs_below, state_of
 
 ARM_NAMES = {"untrained_adapter": "adapter@0", "trained_adapter": "adapter, trained"}
+LEARNER_FIGURES = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "reference_kl",
+    "clip_fraction",
+    "bounded_fraction",
+    "actor_grad_norm",
+    "old_ess_fraction",
+    "explained_variance",
+)
+"""Figures that another learner changes on the same samples."""
 
 
 @click.command("list")
@@ -49,11 +63,30 @@ def listing(folder: Path) -> Table:
             continue
         total = f"/{state.total_iterations}" if state.total_iterations else ""
         figures = map(figure, (state.reward, state.accuracy.get("trained_adapter")))
-        rows[-1] += [state.state, f"{state.iterations}{total}", *figures]
+        rows[-1] += [state.words, f"{state.iterations}{total}", *figures]
     table = table_of(("run", "state", "iterations", "reward", "adapter, trained"), rows)
     # A name that is cut names no run; a long fault is folded instead.
     table.columns[0].no_wrap = True
     return table
+
+
+def _learner_rows(runs: list[Path]) -> list[list[str]]:
+    """Return the figures of the learners in the newest iteration that all have: a replay has no others of its own."""
+    lines = [metrics_of(run) for run in runs]
+    common = min(len(each) for each in lines) - 1
+    if common < 0:
+        return []
+    columns = [each[common].figures for each in lines]
+    rows = [["the learner in iteration", *(str(common) for _ in runs)]]
+    return rows + [
+        [name, *(_short(column.get(name)) for column in columns)]
+        for name in LEARNER_FIGURES
+        if any(name in column for column in columns)
+    ]
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def comparison(runs: list[Path]) -> Table:
@@ -62,11 +95,15 @@ def comparison(runs: list[Path]) -> Table:
         check_format(run)
     states = [state_of(run) for run in runs]
     settings = [flat_settings(config_of(run, ()).model_dump(mode="json")) for run in runs]
+    has_replay = any(state.replay_of for state in states)
     rows = [
         ["state", *(state.state for state in states)],
         ["iterations", *(str(state.iterations) for state in states)],
         ["reward of the newest iteration", *(figure(state.reward) for state in states)],
     ]
+    if has_replay:
+        rows.insert(1, ["replay of", *(state.replay_of for state in states)])
+        rows += _learner_rows(runs)
     for arm in dict.fromkeys(chain.from_iterable(state.accuracy for state in states)):
         name = ARM_NAMES.get(arm, arm)
         rows.append([f"accuracy, {name}", *(figure(state.accuracy.get(arm)) for state in states)])

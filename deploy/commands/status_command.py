@@ -10,6 +10,7 @@ import msgspec
 from prefixrl.common.errors import ConfigError, PeerLost
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.host.process import stop_event
+from prefixrl.common.run.replay import plan_of
 from prefixrl.deploy.runs.checkpoints import run_directory_argument
 from prefixrl.deploy.view.live_view import View, render
 from prefixrl.deploy.view.run_state import (
@@ -43,7 +44,7 @@ def status(run_directory: Path, as_json: bool, watches: bool) -> None:
 def show_state(directory: Path, as_json: bool) -> None:
     """Print the state of a run: the broker's document, or what its files say of its end."""
     document = b""
-    if not is_over(directory):
+    if not is_over(directory) and plan_of(directory) is None:
         try:
             document = fetch(directory)
         except PeerLost:

@@ -52,6 +52,7 @@ from prefixrl.common.host.process import (
 )
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format, checkpoints
 from prefixrl.common.run.disk import held_bytes
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.run.status import DrainedWorker
 from prefixrl.common.wire.address import ENDPOINT_FILE, mark_of
 from prefixrl.common.wire.keys import KEYS_FOLDER
@@ -98,6 +99,7 @@ def launch(
         raise ConfigError(
             f"directory = {str(directory)!r} is a file: give a folder, which may be a new one"
         )
+    check_is_no_replay(directory)
     if fresh:
         _throw_away(directory)
     check_format(directory)
@@ -167,8 +169,9 @@ class Launcher:
         name: str = LEARNER,
         uses_stderr: bool = False,
         restarts: int = LEARNER_RESTARTS,
+        view: View | None = None,
     ) -> None:
-        """Prepare an asking process; only one named `learner` gets GPUs. With `uses_stderr` the view goes there."""
+        """Prepare an asking process; only one named `learner` gets GPUs. `uses_stderr`: the usual view goes there."""
         self._config = config
         self._directory = Path(config.directory)
         self._endpoint_file = self._directory / ENDPOINT_FILE
@@ -180,7 +183,7 @@ class Launcher:
         """Announced when the broker has opened its socket; a run that is refused is not shown anywhere."""
         self.workers: list[Child] = []
         self._others: list[Child] = []
-        self._view = View(self._directory, uses_stderr)
+        self._view = view or View(self._directory, uses_stderr)
         self._watchdog = Watchdog(config.launch.stall_s)
 
     def _child(self, name: str, module: str, arguments: list[str]) -> Child:

@@ -13,6 +13,7 @@ from prefixrl.common.host.process import own, write_atomically
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
 from prefixrl.common.run.directory_format import check_is_no_evaluation
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.worker.command import settings_option
 from prefixrl.deploy.launch.launch import launch
 from prefixrl.deploy.runs.checkpoints import config_of, newest_checkpoint, run_directory_argument
@@ -46,6 +47,7 @@ def resumed(directory: Path, changes: tuple[str, ...]) -> Path:
     """Record the changes of a run and return its run file; raises ConfigError."""
     config = config_of(directory, ())
     check_is_no_evaluation(directory)
+    check_is_no_replay(directory)
     run_file = directory / CONFIG_FILE
     moved = (f"directory={json.dumps(str(directory.resolve()))}",)
     if not changes and Path(config.directory) == directory.resolve():

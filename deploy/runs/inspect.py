@@ -10,8 +10,9 @@ import msgspec
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.exit_codes import printable
 from prefixrl.common.journal import journal
+from prefixrl.common.journal.batches import recorded_batches
 from prefixrl.common.journal.history import history
-from prefixrl.common.journal.records import BatchFormed, GroupEnded, GroupScored, SegmentStart
+from prefixrl.common.journal.records import GroupEnded, GroupScored
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.directory_format import check_format
 from prefixrl.common.run.documents import (
@@ -21,6 +22,7 @@ from prefixrl.common.run.documents import (
     RunEnd,
     newest_metrics,
 )
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.wire.messages.fields import common_fields
 from prefixrl.common.wire.messages.groups import ScoredGroup, StepScores, TextVerdict, VersionSpan
 from prefixrl.common.wire.packing import logprobs, token_ids
@@ -123,6 +125,7 @@ def checked(directory: Path) -> str:
 
 def _journal_of(directory: Path) -> Path:
     path = directory / journal.FOLDER
+    check_is_no_replay(directory)
     if not journal.exists(path):
         raise ConfigError(f"{directory} holds no run (no journal in {path})")
     return path
@@ -155,24 +158,10 @@ def trained_groups(directory: Path, since: int | None = None) -> Iterator[Traine
     advantages = {
         line.seq: line.advantages for line in lines if since is None or line.iteration >= since
     }
-    waiting: dict[int, ScoredGroup] = {}
-    for number, record in enumerate(journal.read(path, since)):
-        batches: dict[int, tuple[int, ...]] = {}
-        if isinstance(record, GroupScored):
-            waiting[record.group.prefixes.seq] = record.group
-        elif isinstance(record, GroupEnded):
-            waiting.pop(record.seq, None)
-        # Only where reading begins: later segments repeat what the records before them led to.
-        elif isinstance(record, SegmentStart) and number == 0:
-            waiting = {group.seq: group.result for group in record.ledger.live if group.result}
-            batches = record.ledger.batches
-        elif isinstance(record, BatchFormed):
-            batches = {record.iteration: record.seqs}
-        for iteration, seqs in batches.items():
-            for seq in seqs:
-                group = waiting.pop(seq)
-                if since is None or iteration >= since:
-                    yield _trained(group, iteration, advantages.get(seq, []))
+    for iteration, groups in recorded_batches(journal.read(path, since)):
+        if since is None or iteration >= since:
+            for group in groups:
+                yield _trained(group, iteration, advantages.get(group.prefixes.seq, []))
 
 
 def newest_groups(directory: Path) -> list[TrainedGroup]:

@@ -24,6 +24,7 @@ from prefixrl.common.evaluation.plans import GREEDY, SAMPLED
 from prefixrl.common.host.process import write_atomically
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import STARTS_FILE, StartLine, check_format
+from prefixrl.common.run.replay import plan_of
 from prefixrl.deploy.runs.checkpoints import flat_settings, run_directory_argument
 from prefixrl.deploy.runs.curves import Curves
 from prefixrl.deploy.runs.eval_table import PAIR_COLUMNS, PAIRS_NOTE, pair_figures
@@ -59,11 +60,13 @@ def write_report(directory: Path) -> None:
     summary, lines = read(directory)
     curves = Curves(directory)
     curves.read()
+    plan = plan_of(directory)
+    replay = f", replay of {plan.source}" if plan else ""
     parts = {
         "state": {
             "state": "finished" if summary else "",
             "iterations": len(lines),
-            "words": f"{len(lines)} iterations trained",
+            "words": f"{len(lines)} iterations trained{replay}",
         },
         "page": page_part(directory),
         "alarms": curves.alarms.found,
@@ -82,7 +85,16 @@ def print_table(directory: Path) -> None:
     if summary is None:
         console.print(cell(f"{len(lines)} iterations trained, not finished; {directory}"))
         return
-    if not summary.accuracy and not summary.evaluations_incomplete:
+    plan = plan_of(directory)
+    if plan:
+        judge = to_copy("prefixrl eval", directory)
+        console.print(
+            cell(
+                f"replay of {plan.source}: nothing was sampled or judged; {judge} judges its adapter"
+            ),
+            soft_wrap=True,
+        )
+    elif not summary.accuracy and not summary.evaluations_incomplete:
         console.print("nothing was judged: the run has no held-out problems (data.eval)")
     for columns, rows in _tables(summary) if summary.accuracy else ():
         console.print(table_of(columns, rows, no_wrap=True))
@@ -90,7 +102,7 @@ def print_table(directory: Path) -> None:
         console.print(cell(gain), soft_wrap=True)
     for name, value in _facts(summary, directory):
         console.print(cell(f"{name}: {value}"))
-    command = to_copy("prefixrl samples", directory)
+    command = to_copy("prefixrl samples", plan.source if plan else directory)
     hint = f"everything is in {directory}, report.html is its page; {command} shows what the adapter wrote"
     console.print(cell(hint), soft_wrap=True)
 
@@ -143,14 +155,18 @@ def _facts(summary: documents.Summary, directory: Path) -> list[tuple[str, str]]
         if summary.accuracy_interval.get(arm) == "bootstrap"
     ]
     crossed = f"{counted(ages.token_histogram)}; {ages.crossed_fraction:.1%} of the rows crossed an update"
+    plan = plan_of(directory)
+    publication = f"; a publication held the learner up for {summary.publish_s:.2g} s"
+    publication = "" if plan else publication
     facts = {
+        "replay of": plan.source if plan else "",
         "ended by cost": summary.ended_by_cost.reason if summary.ended_by_cost else "",
         "means of rewards, with bootstrap intervals": ", ".join(means),
         "evaluations that are incomplete": ", ".join(summary.evaluations_incomplete),
         "families that are answered worse than before training": _fallen_families(
             summary, directory
         ),
-        "held-out problems": str(summary.eval_problems),
+        "held-out problems": "" if plan else str(summary.eval_problems),
         "best fixed prefix": fixed,
         "trained rows cut by the length limit": f"{summary.truncated_fraction:.1%}",
         "groups": ", ".join(f"{count} {name}" for name, count in summary.groups.items()),
@@ -163,7 +179,7 @@ def _facts(summary: documents.Summary, directory: Path) -> list[tuple[str, str]]
         "the target's endpoint": str(summary.endpoint or ""),
         "drafts of the target": str(summary.drafts or ""),
         "the learner's memory": summary.learner_memory,
-        "time": f"{summary.wall_s:.0f} s; a publication held the learner up for {summary.publish_s:.2g} s",
+        "time": f"{summary.wall_s:.0f} s{publication}",
     }
     return [(name, text) for name, text in facts.items() if text]
 

@@ -13,6 +13,7 @@ from prefixrl.common.errors import ConfigError, DataError, Halted, PeerLost, to_
 from prefixrl.common.host.process import locked
 from prefixrl.common.run import documents, json_lines
 from prefixrl.common.run.directory_format import FORMAT_FILE, check_format
+from prefixrl.common.run.replay import plan_of
 from prefixrl.common.run.status import StatusDocument
 from prefixrl.common.wire.address import ENDPOINT_FILE, address_in
 from prefixrl.common.wire.messages.learner import GetStatus, Status
@@ -47,9 +48,20 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The learner's last words."""
     ended_by_cost: str = ""
     """The sentence about a finished run that `scorer.openai.most_cost` ended before its last iteration."""
+    replay_of: str = ""
+    """Directory of the run whose samples a replay trains on; "" for a run."""
+
+    @property
+    def words(self) -> str:
+        """The state in a few words, which tell a replay from a run."""
+        return f"{self.state}, replay of {self.replay_of}" if self.replay_of else self.state
 
     def __str__(self) -> str:
         """Return in one or two sentences how the run ended, and the command that resumes it."""
+        beginning = f"replay of {self.replay_of}, " if self.replay_of else ""
+        return beginning + self._ending()
+
+    def _ending(self) -> str:
         directory = Path(self.directory)
         at = (
             f"{self.iterations} of {self.total_iterations}"
@@ -61,6 +73,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         again = to_copy("prefixrl resume", directory)
         if (directory / "slurm").exists():
             again = "`prefixrl slurm run.toml --submit` with its run file"
+        if plan := plan_of(directory):
+            again = plan.command(directory)
         match self.state:
             case "finished":
                 accuracy = ", ".join(f"{arm} {value:.3f}" for arm, value in self.accuracy.items())
@@ -97,7 +111,8 @@ def state_of(run: Path) -> RunStatus:
     is_running = is_locked(run)
     # While it runs, a file about its end is of an earlier start.
     end = None if is_running else json_lines.document(run / documents.END_FILE, documents.RunEnd)
-    total = config.algorithm.iterations
+    plan = plan_of(run)
+    total = plan.iterations if plan else config.algorithm.iterations
     path = run / "data" / "train.jsonl"
     if not total and path.exists() and (problems := path.read_bytes().count(b"\n")):
         total = config.iterations_in_all(problems)
@@ -110,7 +125,8 @@ def state_of(run: Path) -> RunStatus:
         state = "finished"
     elif end is None:
         state = "killed"
-    elif end.exit_code == Halted.exit_code:
+    elif end.exit_code == Halted.exit_code or (plan and end.exit_code == 0):
+        # A replay with the changes of its run ends once for each of them.
         state = "stopped"
     cost_end = summary.ended_by_cost if summary and state == "finished" else None
     return RunStatus(
@@ -123,6 +139,7 @@ def state_of(run: Path) -> RunStatus:
         exit_code=end.exit_code if end else None,
         reason=end.reason if end else "",
         ended_by_cost=cost_end.reason if cost_end else "",
+        replay_of=plan.source if plan else "",
     )
 
 
@@ -184,6 +201,11 @@ def is_going_on(run: Path) -> bool:
 def operator(run: Path, answer_s: float = 3.0) -> Iterator[Requester]:
     """Connect to a run's broker with the operator's key; ConfigError without a run, PeerLost without an answer."""
     check_format(run)
+    if plan := plan_of(run):
+        raise ConfigError(
+            f"{run} holds a replay of {plan.source}, which has no broker and no workers; Ctrl-C ends "
+            f"{plan.command(run)}, and the same command goes on"
+        )
     endpoint = run / ENDPOINT_FILE
     if not endpoint.exists():
         why = f"no file {endpoint}" if run.exists() else "there is no such folder"

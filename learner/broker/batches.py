@@ -256,7 +256,7 @@ class BatchAnswers:
     def describe(self, accepted: Sequence[ScoredGroup]) -> None:
         """Describe groups as they are scored: doing all of a batch at once would delay every answer."""
         for group in accepted:
-            self._facts[group.prefixes.seq] = _batch_group(group)
+            self._facts[group.prefixes.seq] = batch_group(group)
 
     def withdraw_newest(self) -> None:
         """Take back the newest answers, which were not sent: no rank holds their batch."""
@@ -395,7 +395,7 @@ class BatchAnswers:
         groups = []
         for result in results:
             # After a restart the broker has only the results of the journal.
-            facts = self._facts.pop(result.prefixes.seq, None) or _batch_group(result)
+            facts = self._facts.pop(result.prefixes.seq, None) or batch_group(result)
             queued_s, waiting_s = stages.waits_s(result.prefixes.seq, now_s)
             times = StageTimes(result.sampled_s, queued_s, result.scoring_s, waiting_s)
             groups.append(msgspec.structs.replace(facts, stages=times))
@@ -405,7 +405,7 @@ class BatchAnswers:
         return tuple(groups)
 
 
-def _batch_group(result: ScoredGroup) -> BatchGroup:
+def batch_group(result: ScoredGroup) -> BatchGroup:
     """Return what ranks learn about a group, without its waiting times."""
     prompt = len(result.prefixes.prompt_tokens) // TOKEN_BYTES
     # Ranks plan and train these rows alone: lengths, rewards and outcomes list them in this order.

@@ -93,8 +93,13 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
     return int(text)
 
 
-def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> None:
-    """Run `command` once per rank on this machine until all are done; raises PeerLost, Halted, SystemExit."""
+def supervise(
+    command: list[str],
+    ranks: int,
+    stopped: Callable[[], bool],
+    module: str = "prefixrl.learner",
+) -> None:
+    """Run `module` once per rank on this machine until all are done; raises PeerLost, Halted, SystemExit."""
     with socket.socket() as reserved_socket:
         # Bound until the ranks end: another process would get a free port while they load torch. Rank 0 listens there.
         reserved_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +108,7 @@ def supervise(command: list[str], ranks: int, stopped: Callable[[], bool]) -> No
             RankInfo(rank, ranks, rank).environment("127.0.0.1", reserved_socket.getsockname()[1])
             for rank in range(ranks)
         ]
-        program = [sys.executable, "-m", "prefixrl.learner", *command]
+        program = [sys.executable, "-m", module, *command]
         parent = {PARENT_VARIABLE: str(os.getpid())}
         environments = [
             _for_rank(rank, os.environ) | parent | place for rank, place in enumerate(places)

@@ -6,13 +6,14 @@ figures ──▶ Collapse (rank 0) ──sum over ranks──▶ entropy bonus,
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.run import json_lines
-from prefixrl.common.run.changes import CHANGES_FILE, ChangeLine
+from prefixrl.common.run.changes import CHANGES_FILE, WEIGHTS_KEY, ChangeLine
 from prefixrl.common.run.directory_format import checkpoints
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.wire.messages.learner import Batch
@@ -37,6 +38,7 @@ class CollapseAnswers:
         models: Models,
         collapse: Collapse | None,
         stop: StopSignal = NO_STOP,
+        returns: Mapping[int, int] = {},
     ) -> None:
         """Apply the answers before this start. A collective, unless the run file wants no answers.
 
@@ -46,11 +48,13 @@ class CollapseAnswers:
             models: of this rank.
             collapse: of rank 0, with the figures of all iterations so far; None on the others.
             stop: may end a wait for room on the disk.
+            returns: by version, that of the weights which a way back takes there whatever else is saved. A replay
+                goes back where its run went.
         """
         self.config = config
         """The run file, with the entropy bonus that applies now."""
         self._run_file = config
-        self._directory, self._stop = directory, stop
+        self._directory, self._stop, self._returns = directory, stop, returns
         self._models = models
         self._collapse = collapse
         self.is_on = config.algorithm.on_collapse != "warn"
@@ -64,7 +68,10 @@ class CollapseAnswers:
         if self._collapse is None or self._run_file.algorithm.on_collapse != "go_back":
             return frozenset()
         saved = checkpoints(self._directory / "checkpoints")
-        return frozenset([n for n in saved if n <= self._collapse.good_iteration][-1:])
+        return frozenset(
+            [n for n in saved if n <= self._collapse.good_iteration][-1:]
+            + [n for n in saved if n in self._returns.values()]
+        )
 
     def answer_iteration(self, batch: Batch, metrics: IterationMetrics, version: int) -> None:
         """Answer a trained iteration if it is due; `version`: iterations trained now. A collective."""
@@ -79,7 +86,8 @@ class CollapseAnswers:
         weights: int | None = None
         if self._run_file.algorithm.on_collapse == "go_back":
             folder = self._directory / "checkpoints"
-            weights = checkpoint.go_back(folder, self._models, good_iteration)
+            newest = self._returns.get(version, good_iteration)
+            weights = checkpoint.go_back(folder, self._models, newest)
         if self._collapse is not None:
             self._write_changes(reason, version, before, weights)
 
@@ -106,7 +114,7 @@ class CollapseAnswers:
         changes = [
             ("algorithm.entropy", entropy, self.config.algorithm.entropy),
             ("scale of the learning rates", rate_scale, self._models.actor.rate_scale),
-            ("version of the weights", version, version if weights is None else weights),
+            (WEIGHTS_KEY, version, version if weights is None else weights),
         ]
         now_s = time.time()
         lines = [

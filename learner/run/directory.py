@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from prefixrl.common.config.foreign.files import read_json
-from prefixrl.common.config.load import from_json
+from prefixrl.common.config.load import CONFIG_FILE, from_json
 from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, PrefixRLError, to_copy
 from prefixrl.common.host.hub import model_folder
@@ -20,11 +21,14 @@ from prefixrl.common.run.changes import FREE_KEYS, changes_between
 from prefixrl.common.run.digests import file_digest, function_digest, model_digests, process_digest
 from prefixrl.common.run.directory_format import check_format, check_is_no_evaluation, write_format
 from prefixrl.common.run.documents import END_FILE, RunEnd
+from prefixrl.common.run.replay import check_is_no_replay
 from prefixrl.common.wire.address import advertised, bindable, weights_listen
 from prefixrl.common.wire.interfaces import address_of, names
 from prefixrl.common.wire.messages.fields import encodable
 from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.learner.data.problems import input_files
+
+log = logging.getLogger(__name__)
 
 NOT_OURS = os.strerror(errno.EADDRNOTAVAIL)
 REMEDY = "restore them, choose another directory (--set directory=...), or start anew (--fresh)"
@@ -43,6 +47,7 @@ class RunDirectory:
         check_format(self.path)
         if not has_plan:
             check_is_no_evaluation(self.path)
+        check_is_no_replay(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -57,7 +62,7 @@ class RunDirectory:
             raise
 
     def _adopt(self, config: RunConfig) -> None:
-        config_file = self.path / "config.json"
+        config_file = self.path / CONFIG_FILE
         if config_file.exists():
             before = from_json(config_file.read_bytes(), str(config_file)).model_dump()
             free = FREE_KEYS | {EVALUATED_ON} if self._has_plan else FREE_KEYS
@@ -71,25 +76,6 @@ class RunDirectory:
         # Before the config, which makes the directory one of a run.
         write_format(self.path)
         write_atomically(config_file, config.model_dump_json(indent=2))
-
-    @contextlib.contextmanager
-    def end_noted(self) -> Iterator[None]:
-        """Write `end.json` when the block ends, however it ends; a killed process leaves no such file."""
-        path = self.path / END_FILE
-        path.unlink(missing_ok=True)
-        end = RunEnd(exit_code=0, reason="finished")
-        try:
-            yield
-        except PrefixRLError as error:
-            end = RunEnd(exit_code=error.exit_code, reason=encodable(str(error)))
-            raise
-        except BaseException as error:
-            end = RunEnd(exit_code=1, reason=encodable(f"{type(error).__name__}: {error}"))
-            raise
-        finally:
-            # The disk may be full: that is no reason to hide why the run ended.
-            with contextlib.suppress(OSError):
-                write_atomically(path, msgspec.json.encode(end))
 
     def _adopt_inputs(self, present: "Inputs") -> None:
         earlier = inputs(self.path) or present
@@ -106,6 +92,26 @@ class RunDirectory:
             )
         document = msgspec.json.format(msgspec.json.encode(present))
         write_atomically(self.path / "inputs.json", document)
+
+
+@contextlib.contextmanager
+def end_noted(directory: Path) -> Iterator[None]:
+    """Write `end.json` when the block ends, however it ends; a killed process leaves no such file."""
+    path = directory / END_FILE
+    path.unlink(missing_ok=True)
+    end = RunEnd(exit_code=0, reason="finished")
+    try:
+        yield
+    except PrefixRLError as error:
+        end = RunEnd(exit_code=error.exit_code, reason=encodable(str(error)))
+        raise
+    except BaseException as error:
+        end = RunEnd(exit_code=1, reason=encodable(f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        # The disk may be full: that is no reason to hide why the run ended.
+        with contextlib.suppress(OSError):
+            write_atomically(path, msgspec.json.encode(end))
 
 
 class Inputs(msgspec.Struct, frozen=True):
@@ -162,6 +168,44 @@ def _inputs(config: RunConfig) -> Inputs:
         implicit_reward_model=_weights_digest(reward.model if reward else None),
         implicit_reward_reference=_weights_digest(reward.reference_model if reward else None),
     )
+
+
+LEARNER_FUNCTIONS = ("advantage_function", "loss_function")
+
+
+def check_learner_inputs(config: RunConfig, run: Path) -> None:
+    """Raise ConfigError if a model that the learner of a run began with has other weights now.
+
+    A model that a setting names is not compared. A function of the user's that is another one now is told: it may be
+    what is tried.
+    """
+    if (began := inputs(run)) is None:
+        return
+    before = from_json((run / CONFIG_FILE).read_bytes(), str(run / CONFIG_FILE))
+    adapter, reward, reward_before = config.adapter, config.implicit_reward, before.implicit_reward
+    models: dict[str, tuple[str | None, str]] = {
+        "adapter.model": (adapter.start, began.adapter_model.model)
+    }
+    if began.kl_anchor and config.algorithm.kl > 0 and adapter.reference == "model":
+        models["the reference in adapter.model"] = (adapter.model, began.kl_anchor)
+    if reward and reward_before and reward.model == reward_before.model:
+        models["implicit_reward.model"] = (reward.model, began.implicit_reward_model)
+    for key, (name, digest) in models.items():
+        if _weights_digest(name) != digest:
+            raise ConfigError(
+                f"{key} = {name!r} holds other weights than when {run} began: a replay begins with the same; restore "
+                f"them"
+            )
+    for key in LEARNER_FUNCTIONS:
+        reference = getattr(config.algorithm, key)
+        digest = getattr(began, f"algorithm_{key}")
+        if reference == getattr(before.algorithm, key) and function_digest(reference) != digest:
+            log.warning(
+                "algorithm.%s = %r is another function than when %s began: the replay is of this one",
+                key,
+                reference,
+                run,
+            )
 
 
 def _weights_digest(model: str | None) -> str:

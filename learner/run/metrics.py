@@ -47,13 +47,15 @@ class MetricsLog:
         iteration: int,
         stop: StopSignal = NO_STOP,
         forecast: Mapping[str, float] = {},
+        is_replay: bool = False,
     ) -> None:
         """Raise DataError where a line before the last one is damaged; `stop` may end a wait for room.
 
-        `forecast` is added to the figures of the ranks.
+        `forecast` is added to the figures of the ranks. A replay draws no tokens, so it has no speed of doing it.
         """
         self._stop = stop
         self._forecast = forecast
+        self._is_replay = is_replay
         self._metrics = directory / METRICS_FILE
         self._advantages = directory / ADVANTAGES_FILE
         _keep_before(self._metrics, MetricsLine, iteration)
@@ -104,7 +106,7 @@ class MetricsLog:
             histograms=_histograms(metrics),
             stages=_mean(batch),
             waited_for_s=batch.waited_s,
-            tokens_per_s=_tokens_per_s(batch, interval_s, times.trained_s),
+            tokens_per_s=self._tokens_per_s(batch, interval_s, times.trained_s),
             busy_fraction=status.busy_fraction | {"learner": times.busy_fraction},
             engine_mismatch=max((each.engine_mismatch for each in rollouts), default=0.0),
             proofs=Counter(each.proof for each in rollouts),
@@ -134,6 +136,16 @@ class MetricsLog:
         for text in begun:
             log.warning("%s", text)
 
+    def _tokens_per_s(self, batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
+        lengths = [length for group in batch.groups for length in group.lengths]
+        learner = {"learner": sum(map(sum, lengths)) / max(trained_s, 1e-9)}
+        if self._is_replay:
+            return learner
+        interval_s = max(interval_s, 1e-9)
+        sampled = sum(tokens for _, tokens in lengths)
+        completed = sum(group.completion_tokens for group in batch.groups)
+        return {"rollout": sampled / interval_s, "scorer": completed / interval_s, **learner}
+
     def _append(self, path: Path, lines: Sequence[MetricsLine | AdvantageLine]) -> None:
         when_there_is_room(
             lambda: json_lines.append(path, lines), path.parent, path.name, self._stop.end_disk_wait
@@ -159,19 +171,6 @@ def _mean(batch: Batch) -> StageTimes:
     names = StageTimes.__struct_fields__
     sums = [sum(getattr(group.stages, name) for group in batch.groups) for name in names]
     return StageTimes(*(total / max(1, len(batch.groups)) for total in sums))
-
-
-def _tokens_per_s(batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
-    interval_s = max(interval_s, 1e-9)
-    trained_s = max(trained_s, 1e-9)
-    lengths = [length for group in batch.groups for length in group.lengths]
-    sampled = sum(tokens for _, tokens in lengths)
-    completed = sum(group.completion_tokens for group in batch.groups)
-    return {
-        "rollout": sampled / interval_s,
-        "scorer": completed / interval_s,
-        "learner": sum(map(sum, lengths)) / trained_s,
-    }
 
 
 def _keep_before(

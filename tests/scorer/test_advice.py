@@ -13,7 +13,7 @@ from prefixrl.common.prompts.rendering import renderer_of, sent_text
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Prompt, Row, Sampling, ScoredGroup
 from prefixrl.common.wire.messages.worker import ModelDigests
 from prefixrl.common.wire.packing import pack_tokens
-from prefixrl.learner.broker.batches import _batch_group
+from prefixrl.learner.broker.batches import batch_group
 from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
@@ -110,7 +110,7 @@ def test_advice_with_the_gold_answer_is_counted_and_can_be_worth_nothing(no_leak
     assert len(rows) == (1 if no_leak else 2), "a leak is not worth a completion"
     assert group.verdicts[0].rule == ("leak" if no_leak else group.verdicts[1].rule)
     check_scores(group, 2)
-    assert batch_fractions([_batch_group(group)])["leak_fraction"] == 0.5
+    assert batch_fractions([batch_group(group)])["leak_fraction"] == 0.5
 
 
 def test_a_rollout_sends_advice_as_trimmed_text_without_special_tokens() -> None:

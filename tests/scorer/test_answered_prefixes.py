@@ -8,7 +8,7 @@ import pytest
 
 from prefixrl.common.engines.interface.base import Continuation
 from prefixrl.common.engines.make import make_engine
-from prefixrl.learner.broker.batches import _batch_group
+from prefixrl.learner.broker.batches import batch_group
 from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.rollout.loop import pack_row
 from support.models.base_models import base_model, run_of, scored
@@ -37,7 +37,7 @@ def test_a_prefix_with_a_closed_box_is_counted_as_an_answer_of_the_adapter(
         for place, each in enumerate(plain[0].verdicts)
     ]
     plain = [msgspec.structs.replace(plain[0], verdicts=tuple(verdicts)), *plain[1:]]
-    batch = [_batch_group(group) for group in (*groups, *plain)]
+    batch = [batch_group(group) for group in (*groups, *plain)]
     assert batch_fractions(batch)["reward_part/form"] == (len(verdicts) - 1) / 2
     assert batch_fractions(batch)["answer_in_prefix_fraction"] == (0.5 if is_answered else 0.0)
 
@@ -53,5 +53,5 @@ def test_rows_with_control_tokens_are_counted(tmp_path: Path) -> None:
     changed = msgspec.structs.replace(
         groups[0], prefixes=msgspec.structs.replace(groups[0].prefixes, rows=(packed,))
     )
-    batch = [_batch_group(group) for group in (changed, *groups[1:4])]
+    batch = [batch_group(group) for group in (changed, *groups[1:4])]
     assert batch_fractions(batch)["control_tokens_fraction"] == 0.25

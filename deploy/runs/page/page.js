@@ -80,7 +80,7 @@ function drawList(found, chosen) {
     box.addEventListener("change", update);
     boxes.push(box);
     const total = run.total_iterations;
-    return [box, link(run.name, `#${encodeURIComponent(run.name)}`), make("span", `chip ${run.state}`, run.state),
+    return [box, link(run.name, `#${encodeURIComponent(run.name)}`), make("span", `chip ${run.state}`, run.replay_of ? `${run.state} replay` : run.state),
       make("span", "", `${run.iterations ?? ""}${total ? `/${total}` : ""}`, total ? bar(run.iterations / total) : ""), short(run.reward), short(run.accuracy.trained_adapter), run.reason];
   });
   update();

@@ -155,7 +155,7 @@ class Comparison {
       const key = make("span", "key");
       key.style.background = `var(${COLOURS[place % COLOURS.length]})`;
       const state = run.state || {};
-      return [make("span", "", key, link(run.name, `#${encodeURIComponent(run.name)}`)), make("span", `chip ${state.state || ""}`, state.state || ""),
+      return [make("span", "", key, link(run.name, `#${encodeURIComponent(run.name)}`)), make("span", `chip ${state.state || ""}`, state.replay_of ? `${state.state} replay` : state.state || ""),
         `${state.iterations ?? ""}`, short(state.reward), state.accuracy ? short(state.accuracy.trained_adapter) : "", (run.alarms || []).map((each) => each.kind).join(", ")];
     });
     replace(this.head, make("h1", "", `${this.runs.length} runs`), table(["run", "state", "iterations", "reward", "trained, held out", "alarms"], rows));

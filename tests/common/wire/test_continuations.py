@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prefixrl.common.wire.messages.groups import ScoredGroup, TextVerdict, Verdict, VerdictStatus
 from prefixrl.common.wire.messages.worker import Scores, ScoreTask
 from prefixrl.common.wire.verdicts import row_verdict
-from prefixrl.learner.broker.batches import _batch_group
+from prefixrl.learner.broker.batches import batch_group
 from prefixrl.learner.run.fractions import batch_fractions, statuses
 from support.broker.dispatch_desk import Desk
 from support.broker.scoring_world import check_scores
@@ -142,7 +142,7 @@ def test_texts_without_a_verdict_are_counted_one_by_one_and_the_rest_is_trained(
     assert ledger.failures.failed_fraction == pytest.approx(4 / 6)
     assert ledger.newest_error == BROKEN.extracted
     assert desk.dispatcher.completions == {"judged": 2 * 6, "cached": 2}
-    batch = [_batch_group(group) for group in groups]
+    batch = [batch_group(group) for group in groups]
     assert [group.rewards for group in batch] == [(1.0,)] * 2
     assert batch[0].completion_tokens == 10
     assert statuses(batch) == {"ok": 4, "error": 8}
@@ -160,7 +160,7 @@ def test_a_fault_in_one_continuation_is_told_although_its_row_is_trained(desk: D
 def test_cut_texts_are_counted_among_texts(desk: Desk) -> None:
     long = verdict("ok", 1.0, finish="length")
     groups = take(desk, row_verdict([RIGHT, long, CUT]), row_verdict([CUT, WRONG, WRONG]))
-    batch = [_batch_group(group) for group in groups]
+    batch = [batch_group(group) for group in groups]
     assert [group.rewards for group in batch] == [(1.0, 0.0)] * 2
     assert batch_fractions(batch)["truncated_fraction"] == 1 / 4
     assert batch_fractions(batch)["truncated_masked_fraction"] == 2 / 6

@@ -34,7 +34,5 @@ def test_a_field_that_is_marked_anew_is_a_figure_without_another_change(
     plain = [msgspec.structs.asdict(verdict()) for _ in range(3)]
     verdicts = [Marked(**fields | {"retries": place}) for place, fields in enumerate(plain)]
     monkeypatch.setattr(batches, "Verdict", Marked)
-    described = batches._batch_group(
-        scored_group(group(0, row([3]), row([3]), row([3])), *verdicts)
-    )
+    described = batches.batch_group(scored_group(group(0, row([3]), row([3]), row([3])), *verdicts))
     assert batch_fractions([described])["retries_mean"] == 1.0

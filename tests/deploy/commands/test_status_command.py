@@ -12,7 +12,7 @@ from prefixrl.common.errors import Halted, TrainingFault
 from prefixrl.common.run.documents import END_FILE, RunEnd
 from prefixrl.deploy.__main__ import main
 from prefixrl.deploy.view.run_state import is_over, state_of
-from prefixrl.learner.run.directory import RunDirectory
+from prefixrl.learner.run.directory import RunDirectory, end_noted
 from support.fakes import run_on_disk
 from support.models.tiny_model import save_model
 from support.runs.runs_on_disk import finish, held, made, write_end
@@ -165,11 +165,11 @@ def test_a_learner_notes_how_it_ended(error: Exception, code: int, tmp_path: Pat
     directory = RunDirectory(run_on_disk(tmp_path))
     path = directory.path / END_FILE
     write_end(directory.path, 0, "of a start before")
-    with pytest.raises(type(error)), directory.end_noted():
+    with pytest.raises(type(error)), end_noted(directory.path):
         assert not path.exists(), "a killed learner leaves none"
         raise error
     end = msgspec.json.decode(path.read_bytes(), type=RunEnd)
     assert end.exit_code == code and str(error).replace("\udcff", "?") in end.reason
-    with directory.end_noted():
+    with end_noted(directory.path):
         pass
     assert msgspec.json.decode(path.read_bytes(), type=RunEnd).exit_code == 0

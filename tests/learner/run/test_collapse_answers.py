@@ -1,5 +1,6 @@
 """Answers to a collapse are carried out on the models, written down once, and found again by a resumed learner."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,13 @@ def weights(models: Models) -> dict[str, torch.Tensor]:
 class Run:
     """A learner's iterations, each with a checkpoint."""
 
-    def __init__(self, config: RunConfig, directory: Path, trained: int = 0) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: Path,
+        trained: int = 0,
+        returns: Mapping[int, int] = {},
+    ) -> None:
         """`trained`: iterations of an earlier start."""
         algorithm = config.algorithm
         self.directory = directory
@@ -54,7 +61,7 @@ class Run:
         collapse = Collapse(algorithm.on_collapse, algorithm.entropy)
         for iteration in range(trained):
             collapse.add_iteration(iteration, figures(iteration)[1].means)
-        self.answers = CollapseAnswers(config, directory, self.models, collapse)
+        self.answers = CollapseAnswers(config, directory, self.models, collapse, returns=returns)
 
     def train(self, first: int, last: int) -> None:
         (self.directory / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -69,6 +76,27 @@ def changes(directory: Path) -> list[tuple[int, str, object, object]]:
     lines = json_lines.read(directory / CHANGES_FILE, ChangeLine)
     assert all("the policy has collapsed" in line.reason for line in lines)
     return [(line.iteration, line.key, line.before, line.after) for line in lines]
+
+
+def ways_back(directory: Path) -> dict[int, object]:
+    return {line[0]: line[3] for line in changes(directory) if line[1] == "version of the weights"}
+
+
+def test_a_replay_goes_back_where_its_run_went_though_a_later_checkpoint_is_there(
+    adapter: Path, tmp_path: Path
+) -> None:
+    config = config_of(adapter, "go_back")
+    run = Run(config, tmp_path / "run")
+    run.train(0, 14)
+    ((version, good),) = ways_back(tmp_path / "run").items()
+    assert isinstance(good, int) and good > 2
+    replay = Run(config, tmp_path / "replay", returns={version: 2})
+    replay.train(0, 14)
+    assert ways_back(tmp_path / "replay") == {version: 2}
+    assert replay.answers.way_back >= {2}, "nothing removes it"
+    elsewhere = Run(config, tmp_path / "elsewhere", returns={version + 5: 2})
+    elsewhere.train(0, 14)
+    assert ways_back(tmp_path / "elsewhere") == {version: good}, "its own answer, its own way"
 
 
 def test_going_back_takes_the_weights_before_the_fall_and_half_the_rates(

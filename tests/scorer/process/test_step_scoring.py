@@ -19,7 +19,7 @@ from prefixrl.common.wire.messages.groups import (
 )
 from prefixrl.common.wire.messages.worker import Scores
 from prefixrl.common.wire.packing import check_verdicts, pack_logprobs, pack_tokens, token_ids
-from prefixrl.learner.broker.batches import _batch_group
+from prefixrl.learner.broker.batches import batch_group
 from prefixrl.learner.broker.groups.filtering import AccuracyFilter, objection
 from prefixrl.learner.broker.workers.identity import IdentityCheck
 from prefixrl.learner.run.fractions import batch_fractions
@@ -230,7 +230,7 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     actual = objection(all_right, band)
     assert actual is not None and actual.cause == "accuracy 1"
     assert objection(mixed, band) is None
-    groups = [_batch_group(each) for each in (all_right, mixed)]
+    groups = [batch_group(each) for each in (all_right, mixed)]
     figures = batch_fractions(groups)
     scores = [
         score
@@ -246,7 +246,7 @@ def test_filter_and_figures_are_about_answers_and_not_about_scores(step_tag_mode
     )
     assert figures["step_score"] == pytest.approx(sum(scores) / len(scores))
     plain = scored(step_tag_model, row(RIGHT), kind="eval")
-    assert "outcome" not in batch_fractions([_batch_group(plain)])
+    assert "outcome" not in batch_fractions([batch_group(plain)])
 
 
 @pytest.mark.nightly
