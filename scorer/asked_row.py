@@ -38,6 +38,8 @@ class AskedRow:
     prompt: TokenIds
     prefix: TokenIds
     """The beginning of the answer; empty where the prefix is advice in the prompt."""
+    text: str
+    """The prefix as text, or the advice."""
     was_text: bool
     """True if the prefix was encoded from its text because the tokenizers are of two families."""
     is_answered: bool
@@ -68,6 +70,7 @@ class GroupAsking:
         return AskedRow(
             prompt=self._prompt(advice),
             prefix=prefix,
+            text=text,
             was_text=was_text,
             is_answered=extract_answer(text) is not None,
             is_leak=problem.code != "tests" and holds_gold(text, problem.gold),

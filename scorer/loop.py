@@ -158,7 +158,8 @@ class Scorer(ScorerLoop):
             self._judging.settle(task.task, index, verdict)
         for text in written:
             if answer := task.answers[text.text_index]:
-                self._judge_text(task.task, text, answer.text, answer.finish)
+                whole = replace(text, answer=self._renderer.encode(answer.text))
+                self._judge_text(task.task, whole, answer.text, answer.finish)
 
     def _texts_of(
         self, group: GroupPrefixes, first: int, times: int
@@ -262,6 +263,7 @@ class Scorer(ScorerLoop):
         self, task: str, decoding: _Decoding, answer: TokenIds | str, finish: Finish
     ) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""
+        prefix_tokens = decoding.asked_row.prefix.size
         ids = None if isinstance(answer, str) else answer
         text = answer if isinstance(answer, str) else self._renderer.text(answer)
         self._judging.take_text(
@@ -273,6 +275,8 @@ class Scorer(ScorerLoop):
                 completion_tokens=decoding.completed_tokens,
                 was_text=decoding.asked_row.was_text,
                 was_cached=decoding.was_cached,
+                written_tokens=max(0, int(decoding.answer.size - prefix_tokens)),
+                prefix=decoding.asked_row.text,
                 is_answered=decoding.asked_row.is_answered,
                 is_leak=decoding.asked_row.is_leak,
                 tokens=ids,

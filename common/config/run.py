@@ -136,7 +136,7 @@ class RewardConfig(ServerConfig):
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
     -> a dict with `reward` and other numbers, which are logged as parts. A name alone: the function of an installed
-    package."""
+    package. Parameters verdict, verify, tokens, finish, prefix, source are handed by name (docs/verification.md)."""
     environment: Several[Identifier] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
