@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes, printable
 from prefixrl.common.host.process import no_teardown, start_logging, stop_event, without_gc
 from prefixrl.common.worker.command import PATH, set_flags, settings_option
 
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 @click.option(
     "--check",
     is_flag=True,
-    help="Print the resolved config and what follows from it, then stop; executes nothing that RUN_FILE names.",
+    help="Print the resolved config and what follows from it, then stop; of the files that RUN_FILE names it executes "
+    "that of reward.function alone, on a few answers.",
 )
 def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
     """Train the run described by RUN_FILE; resume from its directory if it has begun.
@@ -60,6 +61,11 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
                 )  # before the weights: it plans the memory of models whose config alone is here
                 check_weights(config)
             check_fit(config, said.prompt_tokens)
+            if config.reward.function is not None:
+                from prefixrl.learner.check.reward_trial import check_line
+                from prefixrl.learner.data.rows import prompts
+
+                click.echo(printable(check_line(config, prompts(said.training))))
             for line in loaded_plugins():
                 click.echo(f"plug-in, {line}")
             check_packages(config.log)

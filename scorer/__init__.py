@@ -12,6 +12,7 @@ loop.py      the scorer with a target
 asked_row.py a row as the target is asked: its prompt, and the beginning of its answer
 leak.py      whether the gold answer stands in a prefix
 direct.py    the scorer without a target
+trial.py     the judge of a scorer alone, for answers that are given to it
 cache.py     greedy completions kept in memory
 verifier/    whether an answer is the gold answer, in processes that can be killed
 process/     scores of an answer's steps, with a process reward model

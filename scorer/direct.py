@@ -83,13 +83,11 @@ class DirectScorer(ScorerLoop):
         digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:
-        section = config.scorer
-        assert section.truncated != "extend", "refused with the config"
+        assert config.scorer.truncated != "extend", "refused with the config"
         judging = Judging(
             link,
             verifier,
-            section,
-            "ask" if config.reward.function else "zero",
+            config,
             ProcessReward(scoring, decoder.pieces) if scoring else None,
         )
         seats = config.verifier_children(len(os.sched_getaffinity(0)))

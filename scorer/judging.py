@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config.workers.sections import ScorerConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages.fields import common_fields, cut_text, encodable
@@ -46,6 +46,16 @@ POLL_S = 0.005
 Cut = Literal["judge", "zero", "mask", "ask"]
 """Treatment of a text that its length limit cut; `scorer.truncated` explains the values. ask: the reward is 0, unless
 the user's function takes `finish`."""
+
+
+def cut_treatment(config: RunConfig) -> Cut:
+    """Return what becomes of a text that the length limit cut, once it is extended where the run extends it."""
+    given = config.scorer.truncated
+    if given is not None:
+        return "judge" if given == "extend" else given
+    if config.mode == "prefix":
+        return "judge"
+    return "ask" if config.reward.function is not None else "zero"
 
 
 @dataclass
@@ -126,14 +136,12 @@ class Judging:
         self,
         link: Link,
         verifier: JudgeThread,
-        section: ScorerConfig,
-        default_cut: Cut,
+        config: RunConfig,
         process: ProcessReward | None,
     ) -> None:
-        """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
-        cut = section.truncated or default_cut
+        section = config.scorer
         self._link = link
-        self._cut: Cut = "judge" if cut == "extend" else cut  # judged as it is, once it is extended
+        self._cut = cut_treatment(config)
         self._process = process
         self._unscored: deque[tuple[str, int, int]] = deque()
         self._verifier = verifier

@@ -87,8 +87,7 @@ class Scorer(ScorerLoop):
         judging = Judging(
             link,
             verifier,
-            config.scorer,
-            "judge",
+            config,
             ProcessReward(scoring, renderer.pieces) if scoring else None,
         )
         ready = ready_of(engine, digests, version=-1, weights_digest="")

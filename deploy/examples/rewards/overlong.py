@@ -1,4 +1,4 @@
-"""DAPO's punishment of over-long answers (Yu et al. 2025, arXiv 2503.14476, equation 13), beside the verifier's verdict.
+"""DAPO's punishment of over-long answers (Yu et al. 2025, arXiv 2503.14476, equation 13), beside the verdict.
 
     [reward]
     function = ".../overlong.py:clipped"
@@ -9,7 +9,7 @@ scales the paper's reward. Both take `finish`, so that direct mode hands them cu
 measured here.
 """
 
-from prefixrl.scorer.verifier.rules.verify import Judgement
+from typing import Any
 
 MOST_TOKENS = 2048
 """The run's limit: rollout.answer_tokens in direct mode, scorer.max_new_tokens in prefix mode."""
@@ -24,15 +24,15 @@ def punishment(tokens: int, finish: str) -> float:
     return min(1.0, max(0.0, (tokens - (MOST_TOKENS - CACHE_TOKENS)) / CACHE_TOKENS))
 
 
-def _right(verdict: Judgement) -> float:
+def _right(verdict: Any) -> float:
     # An exception leaves the row out of training: a verifier that failed is no wrong answer.
     if verdict.status == "error":
         raise ValueError(verdict.extracted)
-    return verdict.reward
+    return float(verdict.reward)
 
 
 def clipped(
-    question: str, text: str, gold: str, verdict: Judgement, tokens: int, finish: str
+    question: str, text: str, gold: str, verdict: Any, tokens: int, finish: str
 ) -> dict[str, float]:
     """Reward 1 for a short right answer, half of it for one at the limit, 0 for every wrong one."""
     right, much = _right(verdict), punishment(tokens, finish)
@@ -40,7 +40,7 @@ def clipped(
 
 
 def scaled(
-    question: str, text: str, gold: str, verdict: Judgement, tokens: int, finish: str
+    question: str, text: str, gold: str, verdict: Any, tokens: int, finish: str
 ) -> dict[str, float]:
     """Reward 1 and 2/3 for a right answer that is short or at the limit, 1/3 and 0 for a wrong one."""
     right, much = _right(verdict), punishment(tokens, finish)
