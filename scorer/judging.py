@@ -50,9 +50,9 @@ the user's function takes `finish`."""
 
 def cut_treatment(config: RunConfig) -> Cut:
     """Return what becomes of a text that the length limit cut, once it is extended where the run extends it."""
-    given = config.scorer.truncated
-    if given is not None:
-        return "judge" if given == "extend" else given
+    setting = config.scorer.truncated
+    if setting is not None:
+        return "judge" if setting == "extend" else setting
     if config.mode == "prefix":
         return "judge"
     return "ask" if config.reward.function is not None else "zero"

@@ -72,7 +72,7 @@ class TrialRequest(msgspec.Struct, frozen=True):
     """Resolved, as JSON."""
     answers: list[TriedAnswer]
     calls: int
-    """How often every answer is judged."""
+    """Number of times that every answer is judged."""
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ def try_answers(
     Args:
         config: the run whose judge is asked.
         answers: the answers.
-        calls: how often every answer is judged.
+        calls: number of times that every answer is judged.
         shows_stderr: False: what the function writes, and its stack traces, are not shown.
 
     Raises:

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
 from prefixrl.common.evaluation.trials import TrialOptions
-from prefixrl.common.worker.command import PATH, settings_option
+from prefixrl.common.worker.command import settings_option
 
 
 @click.command("try-loss")
@@ -29,11 +28,14 @@ def try_loss(function: str) -> None:
 @click.argument("reward", metavar="RUN_FILE|FUNCTION")
 @settings_option
 @click.option(
-    "--data", type=PATH, metavar="FILE", help="Problems to try it on, in place of the run file's."
+    "--data",
+    type=click.Path(),
+    metavar="FILE",
+    help="Problems to try it on, in place of the run file's.",
 )
 @click.option(
     "--run",
-    type=PATH,
+    type=click.Path(),
     metavar="RUN",
     help="Try it on answers of this run, too, which has scorer.keep_completions.",
 )
@@ -62,13 +64,12 @@ def try_loss(function: str) -> None:
     show_default=True,
     help="Largest reward of a wrong answer.",
 )
-def try_reward(data: Path | None, run: Path | None, **given: Any) -> None:
+def try_reward(**options: Any) -> None:
     """Call the reward of RUN_FILE, or FUNCTION (`mine.py:score`) with --data, on right, wrong and hostile answers.
 
     Executes its file, as a scorer does: in child processes with the same limits, each answer twice. Exit code 1 where
     right answers earn less than they must, or wrong ones more than they may.
     """
-    options = TrialOptions(data=data and str(data), run=run and str(run), **given)
+    trial = msgspec.json.encode(TrialOptions(**options)).decode()
     module = "prefixrl.learner.commands.try_reward"
-    command = [sys.executable, "-m", module, msgspec.json.encode(options).decode()]
-    raise SystemExit(subprocess.call(command))
+    raise SystemExit(subprocess.call([sys.executable, "-m", module, trial]))

@@ -41,7 +41,7 @@ _HEAD = f"{'answers':<48}{'tried':>6}{'errors':>8}{'mean':>8}{'least':>8}{'most'
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedCase:
     """A case, and its verdicts by call."""
 
     case: Case
@@ -74,7 +74,7 @@ def _has_reward(verdict: TriedReward) -> bool:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What right and wrong answers must earn."""
+    """Bounds of the rewards of right and wrong answers."""
 
     least_right: float = 1.0
     most_wrong: float = 0.0
@@ -88,7 +88,7 @@ class RewardTrial:
     """The reward, as the run file names it."""
     form: str
     """Form in which answers were written."""
-    tried: list[Tried]
+    cases: list[TriedCase]
     limit_s: float
     """Limit of a call."""
     bounds: Bounds = Bounds()
@@ -96,17 +96,17 @@ class RewardTrial:
     """False for the verifier, which remembers its verdicts: only the first call tells its time."""
     notes: list[str] = field(default_factory=list)
 
-    def of_kind(self, kind: str) -> list[Tried]:
+    def of_kind(self, kind: str) -> list[TriedCase]:
         """Return the cases of a kind."""
-        return [each for each in self.tried if each.case.kind == kind]
+        return [each for each in self.cases if each.case.kind == kind]
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of cases, in order."""
-        return list(dict.fromkeys(each.case.kind for each in self.tried))
+        return list(dict.fromkeys(each.case.kind for each in self.cases))
 
     @property
-    def poor_golds(self) -> list[Tried]:
+    def poor_golds(self) -> list[TriedCase]:
         """Gold answers that earn less than right answers must, or nothing because of an error."""
         least = self.bounds.least_right - NEARLY
         return [
@@ -116,7 +116,7 @@ class RewardTrial:
         ]
 
     @property
-    def paid_wrongs(self) -> list[Tried]:
+    def paid_wrongs(self) -> list[TriedCase]:
         """Wrong answers that earn more than they may, and hostile ones of a kind that does so for half of its problems.
 
         Some hostile text is right by luck: the last number of a question may be the answer.
@@ -143,7 +143,7 @@ class RewardTrial:
     def times_s(self) -> list[float]:
         """Times of calls, sorted; without the first call of each answer, for which a child may have been started."""
         first = 1 if self.is_called_again else 0
-        calls = [call for each in self.tried for call in (each.calls[first:] or each.calls)[:1]]
+        calls = [call for each in self.cases for call in (each.calls[first:] or each.calls)[:1]]
         return sorted(call.elapsed_s for call in calls)
 
     def lines(self) -> Iterator[str]:
@@ -165,18 +165,18 @@ class RewardTrial:
         yield from self._verdict_lines()
 
     def _kept_lines(self) -> Iterator[str]:
-        kept = [each for each in self.of_kind(KEPT) if each.rewards]
-        if not kept:
+        rewarded = [each for each in self.of_kind(KEPT) if each.rewards]
+        if not rewarded:
             return
-        firsts = [each.rewards[0] for each in kept]
+        firsts = [each.rewards[0] for each in rewarded]
         counts = Counter(map(_span, firsts))
         spans = ", ".join(
-            f"{name}: {count / len(kept):.1%}" for name, count in sorted(counts.items())
+            f"{name}: {count / len(rewarded):.1%}" for name, count in sorted(counts.items())
         )
         yield f"rewards of kept answers: {spans}"
         compared = [
             (reward, each.case.earned)
-            for reward, each in zip(firsts, kept, strict=True)
+            for reward, each in zip(firsts, rewarded, strict=True)
             if each.case.earned is not None
         ]
         if compared:
@@ -186,15 +186,15 @@ class RewardTrial:
                 f"{fmean(then for _, then in compared):.3f}"
             )
         groups: dict[int, list[float]] = defaultdict(list)
-        for reward, each in zip(firsts, kept, strict=True):
-            groups[each.case.group].append(reward)
+        for reward, tried_case in zip(firsts, rewarded, strict=True):
+            groups[tried_case.case.group].append(reward)
         mixed = sum(max(rewards) - min(rewards) > NEARLY for rewards in groups.values())
         yield f"rewards differ in {mixed} of {len(groups)} of their groups, which alone teach"
 
     def _part_lines(self) -> Iterator[str]:
         parts: dict[str, list[float]] = defaultdict(list)
-        for each in self.tried:
-            for name, part in each.calls[0].parts.items():
+        for tried_case in self.cases:
+            for name, part in tried_case.calls[0].parts.items():
                 parts[name].append(part)
         for name, values in sorted(parts.items()):
             yield f"part {name}: {min(values):.3g} to {max(values):.3g}, mean {fmean(values):.3g}"
@@ -213,20 +213,20 @@ class RewardTrial:
     def _stability_lines(self) -> Iterator[str]:
         if not self.is_called_again:
             return
-        unstable = [each for each in self.tried if not each.is_stable]
+        unstable = [each for each in self.cases if not each.is_stable]
         if not unstable:
             yield "two calls with the same answer gave the same"
             return
         yield (
-            f"two calls with the same answer differed for {len(unstable)} of {len(self.tried)}, by up to "
+            f"two calls with the same answer differed for {len(unstable)} of {len(self.cases)}, by up to "
             f"{max(each.spread for each in unstable):.3g}: a group's rewards differ by luck, too"
         )
 
     def _error_lines(self) -> Iterator[str]:
-        count = sum(len(each.calls) for each in self.tried)
+        count = sum(len(each.calls) for each in self.cases)
         reasons: dict[str, list[str]] = defaultdict(list)
-        for each in self.tried:
-            for error in each.errors:
+        for tried_case in self.cases:
+            for error in tried_case.errors:
                 reasons[error.fault or error.status].append(error.extracted)
         for fault, of_fault in sorted(reasons.items()):
             yield f"{fault}: {len(of_fault)} of {count} calls; the first: {of_fault[0]}"
@@ -241,7 +241,7 @@ class RewardTrial:
                 f"{self.bounds.least_right:g}. Another form of answers: --form. If it is meant so: --least-right "
                 f"{least:g}"
             )
-            yield from map(_shown, poor[:SHOWN])
+            yield from map(_case_line, poor[:SHOWN])
         if wrongs := self.paid_wrongs:
             most = math.ceil(1000 * max(max(each.rewards) for each in wrongs)) / 1000
             yield (
@@ -250,16 +250,17 @@ class RewardTrial:
             )
             firsts = {each.case.kind: each for each in reversed(wrongs)}
             yield from (
-                _shown(firsts[kind]) for kind in dict.fromkeys(each.case.kind for each in wrongs)
+                _case_line(firsts[kind])
+                for kind in dict.fromkeys(each.case.kind for each in wrongs)
             )
 
 
-def _row(kind: str, tried: Sequence[Tried]) -> str:
-    rewards = [reward for each in tried for reward in each.rewards]
-    errors = sum(bool(each.errors) for each in tried)
+def _row(kind: str, cases: Sequence[TriedCase]) -> str:
+    rewards = [reward for each in cases for reward in each.rewards]
+    errors = sum(bool(each.errors) for each in cases)
     figures = [fmean(rewards), min(rewards), max(rewards)] if rewards else []
     values = "".join(f"{value:8.3f}" for value in figures) or f"{'no reward':>24}"
-    return f"{kind:<48}{len(tried):>6}{errors:>8}{values}"
+    return f"{kind:<48}{len(cases):>6}{errors:>8}{values}"
 
 
 def _span(reward: float) -> str:
@@ -273,9 +274,9 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
-def _shown(tried: Tried) -> str:
-    case, worst = tried.case, (tried.errors or tried.calls)[0]
-    earned = worst.extracted or worst.fault if tried.errors else f"{worst.reward:.3g}"
+def _case_line(tried_case: TriedCase) -> str:
+    case, worst = tried_case.case, (tried_case.errors or tried_case.calls)[0]
+    earned = worst.extracted or worst.fault if tried_case.errors else f"{worst.reward:.3g}"
     text = repr(case.answer.text[:TEXT_CHARS]) + "..." * (len(case.answer.text) > TEXT_CHARS)
     return f"  {case.prompt_id}, {case.kind}: {text} for {case.answer.gold!r:.{TEXT_CHARS}} earns {earned}"
 
@@ -318,7 +319,7 @@ def try_reward(
     problems: Sequence[Prompt],
     form: str | None,
     bounds: Bounds,
-    kept: Sequence[Case] = (),
+    kept_answers: Sequence[Case] = (),
 ) -> RewardTrial:
     """Call the reward of a run on answers to problems, and on kept ones; raises ConfigError or PeerLost.
 
@@ -327,7 +328,7 @@ def try_reward(
         problems: the problems, whose gold answers can be written.
         form: the form of answers; None: of `FORMS` the one that earns most.
         bounds: what right and wrong answers must earn.
-        kept: answers of a run.
+        kept_answers: answers of a run.
     """
     limit = limit_of(config)
     if form is None:
@@ -339,14 +340,14 @@ def try_reward(
         *gold_cases(problems, form, limit),
         *wrong,
         *hostile_cases(spread, golds, form, limit),
-        *kept,
+        *kept_answers,
     ]
     calls = try_answers(config, [case.answer for case in cases], CALLS)
     notes = [] if wrong else ["no two gold answers differ: none is tried as a wrong answer"]
     return RewardTrial(
         name_of(config),
         form,
-        [Tried(case, of_case) for case, *of_case in zip(cases, *calls, strict=True)],  # type: ignore[arg-type]
+        [TriedCase(case, of_case) for case, *of_case in zip(cases, *calls, strict=True)],  # type: ignore[arg-type]
         call_limit_s(config),
         bounds,
         is_called_again=config.reward.is_own,
@@ -377,12 +378,12 @@ def check_line(config: RunConfig, problems: Sequence[Prompt]) -> str:
         (verdicts,) = try_answers(config, [case.answer for _, case in cases], 1, shows_stderr=False)
     except (ConfigError, DataError, PeerLost) as error:
         return f"warning: reward.function could not be tried: {error}"
-    by_form: dict[str, list[Tried]] = defaultdict(list)
+    by_form: dict[str, list[TriedCase]] = defaultdict(list)
     for (form, case), verdict in zip(cases, verdicts, strict=True):
-        by_form[form].append(Tried(case, (verdict,)))
+        by_form[form].append(TriedCase(case, (verdict,)))
     trials = [
-        RewardTrial(name_of(config), form, tried, call_limit_s(config))
-        for form, tried in by_form.items()
+        RewardTrial(name_of(config), form, cases_of_form, call_limit_s(config))
+        for form, cases_of_form in by_form.items()
     ]
     return _short_line(max(trials, key=_earned_by_golds))
 
@@ -395,7 +396,7 @@ def _short_line(trial: RewardTrial) -> str:
     golds, wrongs = (
         [r for each in trial.of_kind(kind) for r in each.rewards] for kind in (GOLD, WRONG)
     )
-    errors = [error for each in trial.tried for error in each.errors]
+    errors = [error for each in trial.cases for error in each.errors]
     line = (
         f"reward.function: {len(trial.of_kind(GOLD))} gold answers, written as {trial.form}, earn {_range(golds)}, "
         f"{len(trial.of_kind(WRONG))} wrong ones {_range(wrongs)}; a call takes {_time(median(trial.times_s))}"

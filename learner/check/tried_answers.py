@@ -89,10 +89,10 @@ def wrong_cases(problems: Sequence[Prompt], form: str, limit: AnswerLimit) -> li
     """Return for each problem the gold answer of another one, if any differs from its own."""
     cases = []
     for number, problem in enumerate(problems):
-        others = (*problems[number + 1 :], *problems[:number])
-        other = next((each.gold for each in others if differ(each.gold, problem.gold)), None)
-        if other is not None:
-            answer = limit.answer_to(problem, form.replace(PLACE, other))
+        following = (*problems[number + 1 :], *problems[:number])
+        wrong = next((each.gold for each in following if differ(each.gold, problem.gold)), None)
+        if wrong is not None:
+            answer = limit.answer_to(problem, form.replace(PLACE, wrong))
             cases.append(Case(WRONG, problem.prompt_id, answer))
     return cases
 
@@ -124,14 +124,14 @@ def hostile_cases(
     return cases
 
 
-def differ(one: str, other: str) -> bool:
+def differ(answer: str, other: str) -> bool:
     """Return True if two answers are different texts, different numbers and different lists of parts."""
-    if _plain(one) == _plain(other):
+    if _plain(answer) == _plain(other):
         return False
-    numbers = _number(one), _number(other)
+    numbers = _number(answer), _number(other)
     if None not in numbers:
         return numbers[0] != numbers[1]
-    return sorted(_plain(one).split(",")) != sorted(_plain(other).split(","))
+    return sorted(_plain(answer).split(",")) != sorted(_plain(other).split(","))
 
 
 def _plain(text: str) -> str:

@@ -46,8 +46,8 @@ def config_of(options: TrialOptions) -> RunConfig:
     if options.run is not None:
         text = read_bytes(Path(options.run) / CONFIG_FILE, "the config of the run")
         config = from_json(text, f"{options.run}/{CONFIG_FILE}")
-        own = config.model_copy(update={"reward": RewardConfig(function=function_ref)})
-        return changed(own, settings, "the command line")
+        rewarded = config.model_copy(update={"reward": RewardConfig(function=function_ref)})
+        return changed(rewarded, settings, "the command line")
     if options.data is None:
         raise ConfigError(
             f"{options.reward} is a function: which problems is it to reward? Give --data FILE or --run RUN"
@@ -78,18 +78,18 @@ def kept_cases(directory: Path) -> list[Case]:
 
 def _groups_with_texts(directory: Path) -> list[ScoredGroup]:
     """Return groups at equal distances in the journal, with no more answers than are tried, or little more."""
-    kept: list[ScoredGroup] = []
-    stride, seen = 1, 0
+    groups: list[ScoredGroup] = []
+    stride, count = 1, 0
     for record in journal.read(directory / journal.FOLDER):
         if not isinstance(record, GroupScored) or not any(_texts(record.group)):
             continue
-        if seen % stride == 0:
-            kept.append(record.group)
-        seen += 1
+        if count % stride == 0:
+            groups.append(record.group)
+        count += 1
         # Half of them go, so that those that stay are spread over all that was read.
-        while len(kept) > 1 and sum(len(group.texts) for group in kept) > 2 * MOST_KEPT:
-            kept, stride = kept[::2], 2 * stride
-    return kept
+        while len(groups) > 1 and sum(len(group.texts) for group in groups) > 2 * MOST_KEPT:
+            groups, stride = groups[::2], 2 * stride
+    return groups
 
 
 def _texts(group: ScoredGroup) -> Iterator[tuple[Row, TextVerdict]]:
@@ -119,14 +119,14 @@ def run_trial(options: TrialOptions) -> int:
     if options.form is not None and PLACE not in options.form:
         raise ConfigError(f"--form {options.form!r} has no {PLACE}, the place of the gold answer")
     config = config_of(options)
-    kept = [] if options.run is None else kept_cases(Path(options.run))
+    kept_answers = [] if options.run is None else kept_cases(Path(options.run))
     able = writable(config, prompts(problems.training(config)))
     trial = try_reward(
         config,
         chosen(able, options.problems, config.seed),
         options.form,
         Bounds(options.least_right, options.most_wrong),
-        kept,
+        kept_answers,
     )
     for line in trial.lines():
         sys.stdout.write(f"{printable(line)}\n")

@@ -14,7 +14,7 @@ from prefixrl.learner.check import reward_trial
 from prefixrl.learner.check.reward_trial import (
     Bounds,
     RewardTrial,
-    Tried,
+    TriedCase,
     check_line,
     try_reward,
     writable,
@@ -124,7 +124,7 @@ def case(kind: str, group: int = -1, earned: float | None = None) -> Case:
     return Case(kind, "p0", answer, earned, group)
 
 
-def tried(kind: str, *rewards: float | None, elapsed_s: float = 0.01, **fields: Any) -> Tried:
+def tried(kind: str, *rewards: float | None, elapsed_s: float = 0.01, **fields: Any) -> TriedCase:
     """A case, and a verdict for each call; None is an error."""
     calls = [
         TriedReward(reward=0.0, status="error", extracted="no service", fault="function raised")
@@ -132,10 +132,10 @@ def tried(kind: str, *rewards: float | None, elapsed_s: float = 0.01, **fields: 
         else TriedReward(reward=reward, status="ok", elapsed_s=elapsed_s, parts={"form": reward})
         for reward in rewards
     ]
-    return Tried(case(kind, **fields), tuple(calls))
+    return TriedCase(case(kind, **fields), tuple(calls))
 
 
-def trial(*cases: Tried, bounds: Bounds = USUAL, **fields: Any) -> RewardTrial:
+def trial(*cases: TriedCase, bounds: Bounds = USUAL, **fields: Any) -> RewardTrial:
     return RewardTrial("reward.function = f", "{gold}", list(cases), 5.0, bounds, **fields)
 
 
@@ -196,7 +196,7 @@ def test_instability_errors_and_parts_are_told() -> None:
 
 
 def test_the_time_is_that_of_second_calls_and_a_slow_one_is_named() -> None:
-    slow_start = Tried(
+    slow_start = TriedCase(
         case(GOLD),
         (
             TriedReward(reward=1.0, status="ok", elapsed_s=4.0),
