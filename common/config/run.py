@@ -296,6 +296,17 @@ class RunConfig(Section):
                 f"the {judge} judges every answer, so no program would be run; leave one of them "
                 f"out",
             )
+        is_by_parts = self.algorithm.zscore == "parts"
+        self.refuse_if(
+            is_by_parts and not self.reward.weights,
+            "algorithm.zscore reward.weights",
+            "only parts with a weight are standardised; give the weights, or leave zscore out",
+        )
+        self.refuse_if(
+            is_by_parts and (self.implicit_reward or self.scorer.prm),
+            "algorithm.zscore implicit_reward scorer.prm",
+            "a reward of another model is no part of the function's; leave one of them out",
+        )
         rows = self.algorithm.full_rows
         self.refuse_if(
             self.algorithm.minibatches > rows,

@@ -295,6 +295,8 @@ class BatchGroup(Part, kw_only=True):
     """`Prompt.source` of its prompt."""
     parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By name what a reward function gave besides the rewards of its judged texts."""
+    row_parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same by trainable row: means over its judged texts. A text with reward 0 by a rule has 0 in every part."""
 
     @property
     def judged(self) -> int:
