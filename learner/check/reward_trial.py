@@ -347,7 +347,10 @@ def try_reward(
     return RewardTrial(
         name_of(config),
         form,
-        [TriedCase(case, of_case) for case, *of_case in zip(cases, *calls, strict=True)],  # type: ignore[arg-type]
+        [
+            TriedCase(case, verdicts)
+            for case, verdicts in zip(cases, zip(*calls, strict=True), strict=True)
+        ],
         call_limit_s(config),
         bounds,
         is_called_again=config.reward.is_own,
