@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from prefixrl.common.host.exit_codes import exit_codes
+from prefixrl.common.host.exit_codes import exit_codes, printable
 from prefixrl.common.host.process import no_teardown, start_logging, stop_event, without_gc
 from prefixrl.common.worker.command import PATH, set_flags, settings_option
 
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 @click.option(
     "--check",
     is_flag=True,
-    help="Print the resolved config and what follows from it, then stop; executes nothing that RUN_FILE names.",
+    help="Print the resolved config and what follows from it, then stop; of the files that RUN_FILE names it executes "
+    "that of reward.function alone, on a few answers.",
 )
 def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: bool) -> None:
     """Train the run described by RUN_FILE; resume from its directory if it has begun.
@@ -41,32 +42,7 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
         config = load(run_file, settings)
         if check:
-            from prefixrl.common.host.placement import gpus_here, place, processes_of
-            from prefixrl.learner.check.budget import check_fit
-            from prefixrl.learner.check.loadable import check_weights
-            from prefixrl.learner.check.plugged_in import loaded_plugins
-            from prefixrl.learner.check.report import forecast
-            from prefixrl.learner.check.shares import with_shares
-            from prefixrl.learner.run.tracking import check_packages
-
-            if nproc_per_node > 1:
-                launch = config.launch.model_copy(update={"learner_ranks": nproc_per_node})
-                config = config.model_copy(update={"launch": launch})
-            click.echo(config.model_dump_json(indent=2, exclude_defaults=True))
-            with without_gc():  # transformers is a large package
-                said = forecast(config)
-                click.echo(
-                    said.text
-                )  # before the weights: it plans the memory of models whose config alone is here
-                check_weights(config)
-            check_fit(config, said.prompt_tokens)
-            for line in loaded_plugins():
-                click.echo(f"plug-in, {line}")
-            check_packages(config.log)
-            placed = place(processes_of(config), len(gpus_here()))
-            click.echo(
-                "\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed)
-            )
+            _print_check(config, nproc_per_node)
             return
         import_functions(config)
         if config.algorithm.loss_function is not None:
@@ -91,6 +67,38 @@ def main(run_file: Path, settings: tuple[str, ...], nproc_per_node: int, check: 
 
         with no_teardown():
             start(_placed(config), info.rank, info.ranks, stop.is_set)
+
+
+def _print_check(config: "RunConfig", ranks: int) -> None:
+    """Print the config and what follows from it; raises UserError for what cannot be."""
+    from prefixrl.common.host.placement import gpus_here, place, processes_of
+    from prefixrl.learner.check.budget import check_fit
+    from prefixrl.learner.check.loadable import check_weights
+    from prefixrl.learner.check.plugged_in import loaded_plugins
+    from prefixrl.learner.check.report import forecast
+    from prefixrl.learner.check.shares import with_shares
+    from prefixrl.learner.run.tracking import check_packages
+
+    if ranks > 1:
+        launch = config.launch.model_copy(update={"learner_ranks": ranks})
+        config = config.model_copy(update={"launch": launch})
+    click.echo(config.model_dump_json(indent=2, exclude_defaults=True))
+    with without_gc():  # transformers is a large package
+        said = forecast(config)
+        # Before the weights: it plans the memory of models whose config alone is here.
+        click.echo(said.text)
+        check_weights(config)
+    check_fit(config, said.prompt_tokens)
+    if config.reward.function is not None:
+        from prefixrl.learner.check.reward_trial import check_line
+        from prefixrl.learner.data.rows import prompts
+
+        click.echo(printable(check_line(config, prompts(said.training))))
+    for line in loaded_plugins():
+        click.echo(f"plug-in, {line}")
+    check_packages(config.log)
+    placed = place(processes_of(config), len(gpus_here()))
+    click.echo("\n".join(with_shares(config, placed, said.prompt_tokens)[1]), nl=bool(placed))
 
 
 def _placed(config: "RunConfig") -> "RunConfig":

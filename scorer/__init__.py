@@ -9,10 +9,10 @@ __main__.py  the command
 start.py     loading what a scorer needs, after the broker's Welcome
 judging.py   open tasks, their verdicts and Scores, and the loop that both kinds of scorer share
 loop.py      the scorer with a target
-asked_row.py a row as the target is asked: its prompt, and the beginning of its answer
-watching.py  the watch of a completion, which ends it where its answer is complete
+asked_row.py a row as the target is asked: its prompt, the beginning of its answer, the watch for its end
 leak.py      whether the gold answer stands in a prefix
 direct.py    the scorer without a target
+trial.py     the judge of a scorer alone, for answers that are given to it
 cache.py     greedy completions kept in memory
 verifier/    whether an answer is the gold answer, in processes that can be killed
 process/     scores of an answer's steps, with a process reward model

@@ -2,13 +2,16 @@
 
 placement = "answer":   prompt of the question                  prefix, continued
 placement = "advice":   prompt of the question with the prefix  nothing: the target answers from the beginning
+
+With `scorer.stop_when_answered` the row's watch reads what the target writes, and ends it where its answer is complete.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from prefixrl.common.engines.interface.base import TokenIds
+from prefixrl.common.engines.interface.base import TokenIds, Watch
+from prefixrl.common.prompts.answer_end import AnswerWatch, open_thought
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.prompts.rendering import Texts, continued_prefix
 from prefixrl.common.wire.messages.groups import GroupPrefixes, Row, TextVerdict
@@ -38,6 +41,8 @@ class AskedRow:
     prompt: TokenIds
     prefix: TokenIds
     """The beginning of the answer; empty where the prefix is advice in the prompt."""
+    text: str
+    """The prefix as text, or the advice."""
     was_text: bool
     """True if the prefix was encoded from its text because the tokenizers are of two families."""
     is_answered: bool
@@ -68,6 +73,7 @@ class GroupAsking:
         return AskedRow(
             prompt=self._prompt(advice),
             prefix=prefix,
+            text=text,
             was_text=was_text,
             is_answered=extract_answer(text) is not None,
             is_leak=problem.code != "tests" and holds_gold(text, problem.gold),
@@ -80,3 +86,15 @@ class GroupAsking:
                 problem.question, problem.system, problem.earlier, advice
             )
         return self._prompts[advice]
+
+
+def watch_of(texts: Texts, prompt: TokenIds, prefix: TokenIds, answer: TokenIds) -> Watch:
+    """Return the watch of a row of `prompt` and `answer`, of which another model has written the `prefix`."""
+    read_piece = texts.piece_reader()
+    pieces = [read_piece(token) for token in answer.tolist()]
+    beginning = "".join(pieces[: prefix.size])
+    watch = AnswerWatch(open_thought(texts.decode_with_special(prompt)) + beginning)
+    # A text that is extended goes on behind what the target wrote before its limit.
+    for piece in pieces[prefix.size :]:
+        watch.add_piece(piece)
+    return lambda token: watch.add_piece(read_piece(token))

@@ -2,8 +2,8 @@
 
     broker ── ScoreTask ──▶ decode ──▶ verifier children ──▶ Scores ──▶ broker
 
-An answer that the length limit cut is not verified unless `scorer.truncated` asks for it: its
-reward is 0, its finish `length`, and nothing is extracted from it.
+An answer that the length limit cut is not verified unless `scorer.truncated` asks for it, or the
+user's function takes `finish`: its reward is 0, its finish `length`, and nothing is extracted from it.
 """
 
 import os
@@ -83,13 +83,11 @@ class DirectScorer(ScorerLoop):
         digests: ModelDigests,
         scoring: StepScoring | None = None,
     ) -> None:
-        section = config.scorer
-        assert section.truncated != "extend", "refused with the config"
+        assert config.scorer.truncated != "extend", "refused with the config"
         judging = Judging(
             link,
             verifier,
-            section,
-            "zero",
+            config,
             ProcessReward(scoring, decoder.pieces) if scoring else None,
         )
         seats = config.verifier_children(len(os.sched_getaffinity(0)))
@@ -109,10 +107,18 @@ class DirectScorer(ScorerLoop):
     def _start(self, task: ScoreTask) -> None:
         self._begin(task)
         for index, row in enumerate(row for group in task.groups for row in group.rows):
-            ids = token_ids(row.tokens)
-            ids = ids[:-1] if row.finish == "eos" else ids
+            sampled = token_ids(row.tokens)
+            ids = sampled[:-1] if row.finish == "eos" else sampled
             self._judging.take_text(
-                Answered(task.task, index, self._decoder.text(ids), row.finish, 0, tokens=ids)
+                Answered(
+                    task=task.task,
+                    text_index=index,
+                    text=self._decoder.text(ids),
+                    finish=row.finish,
+                    completion_tokens=0,
+                    written_tokens=int(sampled.size),
+                    tokens=ids,
+                )
             )
 
     def _unended(self) -> dict[str, int]:

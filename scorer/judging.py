@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixrl.common.config.workers.sections import ScorerConfig
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.prompts.extract import extract_answer
 from prefixrl.common.wire.messages.fields import common_fields, cut_text, encodable
@@ -37,13 +37,25 @@ from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.open_tasks import RowsLeftReport
 from prefixrl.common.worker.work_loop import IDLE_S, WorkLoop
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
+from prefixrl.scorer.verifier.exchange import AnswerFacts
 from prefixrl.scorer.verifier.pool_thread import JudgeThread
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
 POLL_S = 0.005
 
-Cut = Literal["judge", "zero", "mask"]
-"""Treatment of a text that its length limit cut; `scorer.truncated` explains the values."""
+Cut = Literal["judge", "zero", "mask", "ask"]
+"""Treatment of a text that its length limit cut; `scorer.truncated` explains the values. ask: the reward is 0, unless
+the user's function takes `finish`."""
+
+
+def cut_treatment(config: RunConfig) -> Cut:
+    """Return what becomes of a text that the length limit cut, once it is extended where the run extends it."""
+    setting = config.scorer.truncated
+    if setting is not None:
+        return "judge" if setting == "extend" else setting
+    if config.mode == "prefix":
+        return "judge"
+    return "ask" if config.reward.function is not None else "zero"
 
 
 @dataclass
@@ -77,6 +89,10 @@ class Answered:
     """True if the prefix reached the target as text."""
     was_cached: bool = False
     """True if no token of it was written for this row."""
+    written_tokens: int = 0
+    """Tokens of the completion, in direct mode of the answer; also where they come from a cache or an endpoint."""
+    prefix: str = ""
+    """Text of the prefix, or of the advice."""
     is_answered: bool = False
     """True if the prefix alone has an answer already."""
     is_leak: bool = False
@@ -122,14 +138,12 @@ class Judging:
         self,
         link: Link,
         verifier: JudgeThread,
-        section: ScorerConfig,
-        default_cut: Cut,
+        config: RunConfig,
         process: ProcessReward | None,
     ) -> None:
-        """Judge as the run file's section says; `default_cut` where it does not say `truncated`."""
-        cut = section.truncated or default_cut
+        section = config.scorer
         self._link = link
-        self._cut: Cut = "judge" if cut == "extend" else cut  # judged as it is, once it is extended
+        self._cut = cut_treatment(config)
         self._process = process
         self._unscored: deque[tuple[str, int, int]] = deque()
         self._verifier = verifier
@@ -187,7 +201,16 @@ class Judging:
         else:
             key = next(self._keys)
             self._verifying[key] = answered, time.monotonic()
-            self._verifier.submit(key, answered.text, prompt.gold, prompt.question, prompt.code)
+            facts = AnswerFacts(
+                tokens=answered.written_tokens,
+                finish="length" if answered.finish == "length" else "stop",
+                prefix=encodable(answered.prefix),
+                source=prompt.source,
+                is_zero_if_cut=self._cut == "ask",
+            )
+            self._verifier.submit(
+                key, answered.text, prompt.gold, prompt.question, prompt.code, facts
+            )
 
     def collect(self) -> None:
         """Settle the texts that the verifier has judged, then score the steps of one group."""
@@ -195,7 +218,10 @@ class Judging:
         for key, judged in self._verifier.poll():
             answered, since_s = self._verifying.pop(key)
             self.verified += 1
-            self._settle(answered, judged, int((time.monotonic() - since_s) * 1000), is_scored=True)
+            # Of a function only a cut answer that it does not take has no answer.
+            is_scored = self._cut != "ask" or judged.status != "no_answer"
+            elapsed_ms = int((time.monotonic() - since_s) * 1000)
+            self._settle(answered, judged, elapsed_ms, is_scored)
         if self._unscored:
             self._score_steps(*self._unscored.popleft())
 

@@ -25,12 +25,11 @@ from prefixrl.common.wire.messages.groups import Finish, GroupPrefixes, Row, Sam
 from prefixrl.common.wire.messages.worker import ModelDigests, ScoreTask
 from prefixrl.common.worker.link import Link
 from prefixrl.common.worker.work_loop import IDLE_S
-from prefixrl.scorer.asked_row import LEAKED, AskedRow, GroupAsking
+from prefixrl.scorer.asked_row import LEAKED, AskedRow, GroupAsking, watch_of
 from prefixrl.scorer.cache import Completion, Completions
 from prefixrl.scorer.judging import Answered, Judging, ProcessReward, ScorerLoop, failure
 from prefixrl.scorer.process.step_scoring import StepScoring
 from prefixrl.scorer.verifier.pool_thread import JudgeThread
-from prefixrl.scorer.watching import watch_of
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +93,7 @@ class Scorer(ScorerLoop):
         judging = Judging(
             link,
             verifier,
-            config.scorer,
-            "judge",
+            config,
             ProcessReward(scoring, renderer.pieces) if scoring else None,
         )
         ready = ready_of(engine, digests, version=-1, weights_digest="")
@@ -173,7 +171,8 @@ class Scorer(ScorerLoop):
             self._judging.settle(task.task, index, verdict)
         for text in written:
             if answer := task.answers[text.text_index]:
-                self._judge_text(task.task, text, answer.text, answer.finish)
+                whole = replace(text, answer=self._renderer.encode(answer.text))
+                self._judge_text(task.task, whole, answer.text, answer.finish)
 
     def _texts_of(
         self, group: GroupPrefixes, first: int, times: int
@@ -293,6 +292,7 @@ class Scorer(ScorerLoop):
         self, task: str, decoding: _Decoding, answer: TokenIds | str, finish: Finish
     ) -> None:
         """Have an answer judged; it is a text where its tokens are not known."""
+        prefix_tokens = decoding.asked_row.prefix.size
         ids = None if isinstance(answer, str) else answer
         text = answer if isinstance(answer, str) else self._renderer.text(answer)
         self._judging.take_text(
@@ -304,6 +304,8 @@ class Scorer(ScorerLoop):
                 completion_tokens=decoding.completed_tokens,
                 was_text=decoding.asked_row.was_text,
                 was_cached=decoding.was_cached,
+                written_tokens=max(0, int(decoding.answer.size - prefix_tokens)),
+                prefix=decoding.asked_row.text,
                 is_answered=decoding.asked_row.is_answered,
                 is_leak=decoding.asked_row.is_leak,
                 stopped_share=float(decoding.was_stopped),

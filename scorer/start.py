@@ -9,6 +9,7 @@ import msgspec
 
 from prefixrl.common.config.foreign import user_function
 from prefixrl.common.config.foreign.verifier import load_verifier
+from prefixrl.common.config.run import RunConfig
 from prefixrl.common.errors import ConfigError, DataError
 from prefixrl.common.host.hub import model_folder
 from prefixrl.common.host.start_line import start_line
@@ -37,7 +38,7 @@ def load(session: WorkerSession) -> "Scorer | DirectScorer":
         )
     folder = None if prm is None else model_folder(prm.model)
     digests = scorer_digests(session.config, session.model, folder)
-    verifier = _verifier(session, digests)
+    verifier = verifier_of(session.config, digests.reward_function)
     scoring = None if prm is None or folder is None else load_scoring(prm, folder)
     make = _direct if session.config.mode == "direct" else _with_target
     scorer = make(session, verifier, digests, scoring)
@@ -96,13 +97,17 @@ def _with_target(
     return Scorer(config, session.link, engine, renderer, verifier, digests, scoring)
 
 
-def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
-    if session.config.reward.url is not None:
+def verifier_of(config: RunConfig, function_digest: str) -> JudgeThread:
+    """Return the judge of answers; raises DataError or ConfigError for what this host lacks.
+
+    `function_digest`: that of the file of `reward.function`, "" without one.
+    """
+    if config.reward.url is not None:
         from prefixrl.scorer.served.rewards import RewardServer
 
-        return RewardServer(session.config.reward)
-    section = session.config.scorer
-    function_ref = session.config.reward.function
+        return RewardServer(config.reward)
+    section = config.scorer
+    function_ref = config.reward.function
     function = None
     if function_ref is not None:
         path = user_function.file_of(function_ref)
@@ -110,15 +115,13 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
             raise DataError(
                 f"reward.function: there is no file {path} on this host; copy the learner's file there"
             )
-        names = session.config.reward.environment
+        names = config.reward.environment
         if missing := [name for name in names if name not in os.environ]:
             raise ConfigError(
                 f"reward.environment: {', '.join(missing)} is not set where this scorer was started"
             )
-        function = RewardFunction(
-            function_ref, digests.reward_function, names, session.config.reward.weights
-        )
-    data = session.config.data
+        function = RewardFunction(function_ref, function_digest, names, config.reward.weights)
+    data = config.data
     for name in data.added_verifiers:
         load_verifier(name)  # a child would not say what is wrong with it
     choices = Choices(
@@ -134,5 +137,5 @@ def _verifier(session: WorkerSession, digests: ModelDigests) -> JudgeThread:
             f"scorers on hosts with user namespaces and the packages of scorer.program_packages "
             f"(docs/verification.md), or leave out data.code and such problems"
         )
-    children = session.config.verifier_children(len(os.sched_getaffinity(0)))
+    children = config.verifier_children(len(os.sched_getaffinity(0)))
     return PoolThread(lambda: VerifierPool(children, section.verify_timeout_s, function, choices))

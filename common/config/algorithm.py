@@ -112,8 +112,10 @@ class AlgorithmConfig(Section):
     """Farthest that a value may move from the one measured before the iteration."""
     critic_warmup_steps: NonNegative = 0
     """Optimiser steps at the start of the run in which only the critic learns."""
-    zscore: Literal["group", "buffer"] = "group"
-    """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer)."""
+    zscore: Literal["group", "buffer", "parts"] = "group"
+    """grpo: a reward is standardised by mean and deviation of its group, or of the whole iteration (buffer). parts:
+    each part with a weight in reward.weights by those of its group, then their weighted sum by those of the iteration
+    (GDPO)."""
     kl: NonNegativeFloat = 1e-3
     """Coefficient of the KL to the initial adapter; 0 drops the reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
@@ -227,11 +229,11 @@ class AlgorithmConfig(Section):
             "leave kl_limit out",
         )
         self.refuse_if(
-            self.advantage_function is not None and self.zscore == "buffer",
+            self.advantage_function is not None and self.zscore != "group",
             "zscore advantage_function",
             "leave out one of them",
         )
-        is_compared = not self.has_critic and not self.has_function and self.zscore == "group"
+        is_compared = not self.has_critic and not self.has_function and self.zscore != "buffer"
         self.refuse_if(
             self.samples_per_prompt == 1 and is_compared,
             "samples_per_prompt name",

@@ -58,3 +58,20 @@ class ImplicitRewardConfig(Section):
             "every reward would be 0; name a trained reward model in `model` and its own "
             'beginning in `reference_model`, or use update = "after"',
         )
+
+    def check_discounts(self, objective: str, has_critic: bool, leaves_one_out: bool) -> None:
+        """Raise ValueError for keys that the objective has no use for."""
+        condition = f'algorithm.name = "{objective}"'
+        reasons: dict[str, str] = {}
+        if has_critic:
+            reason = "the critic's returns are discounted by algorithm.gamma"
+            reasons |= {"gamma": reason, "outcome_gamma": reason}
+        if not leaves_one_out:
+            reasons["baseline"] = "it leaves nothing out of its baseline"
+        sentences = [
+            f"implicit_reward.{self.no_effect(key, condition, reason)}"
+            for key, reason in reasons.items()
+            if self.is_given(key)
+        ]
+        if sentences:
+            raise ValueError("\n  ".join(sentences))

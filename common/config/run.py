@@ -137,7 +137,7 @@ class RewardConfig(ServerConfig):
     function: str | None = None
     """`file.py:name` of (question, text, gold) -> reward in [0, 1], called instead of the verifier, or after it; or of
     -> a dict with `reward` and other numbers, which are logged as parts. A name alone: the function of an installed
-    package."""
+    package. Parameters verdict, verify, tokens, finish, prefix, source are handed by name (docs/verification.md)."""
     environment: Several[Identifier] = ()
     """Names of variables of the scorer's host that the function finds in its environment; else it has only PATH and
     its like."""
@@ -316,19 +316,6 @@ class RunConfig(Section):
                 f"the {judge} judges every answer, so no program would be run; leave one of them "
                 f"out",
             )
-        for key in ("function", "url"):
-            self.refuse_if(
-                self.scorer.stop_when_answered and getattr(self.reward, key) is not None,
-                f"scorer.stop_when_answered reward.{key}",
-                "it would be given texts that end behind their box, whatever it reads in them; leave one of "
-                "them out",
-            )
-        verifiers = sorted(self.data.verifiers - {MATHEMATICS})
-        if self.scorer.stop_when_answered and verifiers:
-            raise ValueError(
-                f"scorer.stop_when_answered = true with code = {', '.join(map(repr, verifiers))} (of data or of a "
-                f"source): a box is the end of an answer in mathematics alone; leave stop_when_answered out"
-            )
         rows = self.algorithm.full_rows
         self.refuse_if(
             self.algorithm.minibatches > rows,
@@ -340,6 +327,33 @@ class RunConfig(Section):
             self.filter.check_reachable(
                 self.algorithm.samples_per_prompt, self.scorer.continuations
             )
+
+    def _check_answer_ends(self) -> None:
+        for key in ("function", "url"):
+            self.refuse_if(
+                self.scorer.stop_when_answered and getattr(self.reward, key) is not None,
+                f"scorer.stop_when_answered reward.{key}",
+                "it would be given texts that end behind their box, whatever it reads in them; leave one out",
+            )
+        verifiers = sorted(self.data.verifiers - {MATHEMATICS})
+        if self.scorer.stop_when_answered and verifiers:
+            raise ValueError(
+                f"scorer.stop_when_answered = true with code = {', '.join(map(repr, verifiers))} (of data or of a "
+                f"source): a box is the end of an answer in mathematics alone; leave stop_when_answered out"
+            )
+
+    def _check_reward_parts(self) -> None:
+        is_by_parts = self.algorithm.zscore == "parts"
+        self.refuse_if(
+            is_by_parts and not self.reward.weights,
+            "algorithm.zscore reward.weights",
+            "only parts with a weight are standardised; give the weights, or leave zscore out",
+        )
+        self.refuse_if(
+            is_by_parts and (self.implicit_reward or self.scorer.prm),
+            "algorithm.zscore implicit_reward scorer.prm",
+            "a reward of another model is no part of the function's; leave one of them out",
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -353,16 +367,14 @@ class RunConfig(Section):
         return {**document, "implicit_reward": document.get("implicit_reward") or {}}
 
     def _check_process_rewards(self) -> None:
-        settings = self.implicit_reward
-        algorithm = self.algorithm
         prm = self.scorer.prm
         has_steps = prm is not None and prm.placement == "step"
         self.refuse_if(
             has_steps and self.mode == "prefix",
             "scorer.prm.placement mode",
-            'most steps are the target\'s, whose tokens are not trained; use placement = "row", '
-            'or mode = "direct"',
+            'most steps are the target\'s, whose tokens are not trained; use placement = "row", or mode = "direct"',
         )
+        settings, algorithm = self.implicit_reward, self.algorithm
         if (settings or has_steps) and algorithm.has_function:
             source = "implicit_reward" if settings else 'scorer.prm.placement = "step"'
             function = f"algorithm.name = {algorithm.name!r}"
@@ -372,32 +384,16 @@ class RunConfig(Section):
                 f"{source} with {function}: the function has no baseline for rewards of tokens; "
                 f"leave one of the two out"
             )
-        if settings is None:
-            return
         self.refuse_if(
-            prm is not None and settings.outcome_coefficient == 0,
+            settings and prm is not None and settings.outcome_coefficient == 0,
             "implicit_reward.outcome_coefficient scorer.prm.model",
             "its scores would have no weight; leave [scorer.prm] out, or raise "
             "outcome_coefficient above 0",
         )
-        self._refuse_useless_discounts(settings)
-
-    def _refuse_useless_discounts(self, settings: ImplicitRewardConfig) -> None:
-        """Refuse keys of [implicit_reward] that the objective has no use for."""
-        name = f'algorithm.name = "{self.algorithm.name}"'
-        reasons: dict[str, str] = {}
-        if self.algorithm.has_critic:
-            reason = "the critic's returns are discounted by algorithm.gamma"
-            reasons |= {"gamma": reason, "outcome_gamma": reason}
-        if not self.algorithm.record.leaves_one_out:
-            reasons["baseline"] = "it leaves nothing out of its baseline"
-        sentences = [
-            f"implicit_reward.{settings.no_effect(key, name, reason)}"
-            for key, reason in reasons.items()
-            if settings.is_given(key)
-        ]
-        if sentences:
-            raise ValueError("\n  ".join(sentences))
+        if settings:
+            settings.check_discounts(
+                algorithm.name, algorithm.has_critic, algorithm.record.leaves_one_out
+            )
 
     def _check_waits(self) -> None:
         batch_timeout_s = self.learner.batch_timeout_s

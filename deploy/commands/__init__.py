@@ -4,7 +4,8 @@ A command is imported when it is called, so that `--help` is quick. Packages add
 `prefixrl.commands`: a `click.Command`, listed last, which cannot take the name of one of these.
 
 init.py              `prefixrl init`: prints a run file, with the values of tables/recipes.toml
-config.py            `prefixrl config`: explains the keys of a run file; `prefixrl try-loss`
+config.py            `prefixrl config`: explains the keys of a run file
+trials.py            `prefixrl try-loss` and `try-reward`
 docs.py              `prefixrl docs` and `prefixrl completion`
 status_command.py    `prefixrl status`
 list_command.py      `prefixrl list` and `prefixrl compare`
@@ -144,8 +145,12 @@ GROUPS: Mapping[str, Group] = {
             "Show the text and tokens that adapter and target see of a question.",
         ),
         "try-loss": (
-            "prefixrl.deploy.commands.config:try_loss",
+            "prefixrl.deploy.commands.trials:try_loss",
             "Try a loss function of your own, its gradient in float64 too.",
+        ),
+        "try-reward": (
+            "prefixrl.deploy.commands.trials:try_reward",
+            "Try a reward on right, wrong and hostile answers, and on those of a run.",
         ),
         "completion": (
             "prefixrl.deploy.commands.docs:completion",

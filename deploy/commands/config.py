@@ -1,9 +1,7 @@
-"""`prefixrl config`: the keys of the run file, and the page that lists them; `prefixrl try-loss`."""
+"""`prefixrl config`: the keys of the run file, and the page that lists them."""
 
 import difflib
 import json
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,19 +37,6 @@ def config_command(key: str | None, form: str | None) -> None:
     else:
         for line in explained(key):
             click.echo(line)
-
-
-@click.command("try-loss")
-@click.argument("function")
-def try_loss(function: str) -> None:
-    """Call FUNCTION, `mine.py:loss`, on made-up rows as `algorithm.loss_function` is called.
-
-    Executes its file. Its gradient is compared with finite differences in float64, and its sum over two micro-batches
-    with that over one.
-    """
-    raise SystemExit(
-        subprocess.call([sys.executable, "-m", "prefixrl.learner.training.loss_function", function])
-    )
 
 
 def explained(key: str | None) -> Iterator[str]:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -443,6 +444,16 @@ def batch_group(result: ScoredGroup) -> BatchGroup:
             name: tuple([text.parts[name] for text in judged if name in text.parts])
             for name in part_names
         },
+        row_parts={
+            name: tuple([_part_of(verdict, name) for verdict in verdicts]) for name in part_names
+        },
+    )
+
+
+def _part_of(verdict: Verdict, name: str) -> float:
+    """Return the mean of a part over the judged texts of a row."""
+    return fmean(
+        [text.parts.get(name, 0.0) for text in verdict.texts if text.status not in UNJUDGED]
     )
 
 

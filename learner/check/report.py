@@ -30,10 +30,12 @@ TOKEN_CHARS, TEMPLATE_TOKENS = 3, 48
 
 @dataclass(frozen=True)
 class Forecast:
-    """The text of `--check`, and the length of prompts that it assumes."""
+    """The text of `--check`, the length of prompts that it assumes, and the problems that it read."""
 
     text: str
     prompt_tokens: int
+    training: Sequence[Problem] = ()
+    """The training problems."""
 
 
 def forecast(config: RunConfig) -> Forecast:
@@ -63,7 +65,7 @@ def forecast(config: RunConfig) -> Forecast:
         *_positions(config, renderers, prompt_tokens),
         *_memory(config, prompt_tokens),
     ]
-    return Forecast("\n".join(lines), prompt_tokens)
+    return Forecast("\n".join(lines), prompt_tokens, train.problems)
 
 
 def _positions(

@@ -1,7 +1,7 @@
 """From batches to samples, and from samples to padded tensors. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -44,6 +44,9 @@ class IterationData:
     """By row index: at least the rows the plan gives this rank."""
     verdicts: tuple[float, ...] = ()
     """The verifier's reward of every row; empty where `rewards` are just these."""
+
+    parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By name the parts of every row's reward; empty without any."""
 
     @property
     def outcomes(self) -> tuple[float, ...]:
@@ -233,7 +236,23 @@ def iteration_data(batch: Batch, shard: Mapping[int, ScoredGroup]) -> IterationD
             )
         for offset, sample in enumerate(_samples(scored, index)):
             samples[first_row[index] + offset] = sample
-    return IterationData(batch.iteration, batch.seed, lengths, rewards, groups, samples, verdicts)
+    parts = _parts_by_name(batch)
+    return IterationData(
+        batch.iteration, batch.seed, lengths, rewards, groups, samples, verdicts, parts
+    )
+
+
+def _parts_by_name(batch: Batch) -> dict[str, tuple[float, ...]]:
+    """Return each part of every row's reward; 0 in a group that has none of that name."""
+    names = dict.fromkeys(name for group in batch.groups for name in group.row_parts)
+    return {
+        name: tuple(
+            part
+            for group in batch.groups
+            for part in group.row_parts.get(name) or (0.0,) * len(group.lengths)
+        )
+        for name in names
+    }
 
 
 def _samples(scored: ScoredGroup, group: int) -> list[Sample]:

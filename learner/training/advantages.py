@@ -4,13 +4,16 @@
 `group_advantages` works on the rewards of whole rows, which every rank knows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from prefixrl.learner.training.plan import by_group
+
+LARGEST_PART = 1e100
+"""A part that is larger counts as this: a user's function gives any finite number, and squares must stay finite."""
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, penalty: Tensor | None = None) -> Tensor:
@@ -93,6 +96,32 @@ def group_advantages(
             advantage *= count / (count - 1)
         advantages.append(advantage)
     return advantages
+
+
+def advantages_by_parts(
+    parts: Mapping[str, Sequence[float]],
+    weights: Mapping[str, float],
+    groups: Sequence[int],
+    floor: float,
+) -> list[float]:
+    """Return each row's advantage with every part of its reward standardised by itself (GDPO, Liu et al. 2026).
+
+    A_k = (r_k - mean of the group) / (std of the group + floor) for each part k, A = sum of w_k A_k, and the result
+    (A - mean) / (std + floor) over all rows of the iteration. Parts on other scales so keep their weights.
+
+    Args:
+        parts: by name, one value per row; a part that no row has counts as 0 everywhere.
+        weights: by name.
+        groups: the group of each row.
+        floor: added to each standard deviation.
+    """
+    summed = [0.0] * len(groups)
+    for name, weight in weights.items():
+        if name in parts:
+            bounded = [max(-LARGEST_PART, min(LARGEST_PART, part)) for part in parts[name]]
+            standard = group_advantages(bounded, groups, "mean", floor)
+            summed = [total + weight * part for total, part in zip(summed, standard, strict=True)]
+    return group_advantages(summed, [0] * len(groups), "mean", floor)
 
 
 def moments(x: Tensor, mask: Tensor) -> Tensor:

@@ -82,7 +82,11 @@ def train_iteration(
     """
     algorithm = config.algorithm
     objective = resolve(
-        algorithm, config.max_sampled_tokens, config.implicit_reward, config.scorer.prm
+        algorithm,
+        config.max_sampled_tokens,
+        config.implicit_reward,
+        config.scorer.prm,
+        config.reward.weights,
     )
     # First of all: no optimiser step may see a token that is older than the window allows.
     _check_rows(data, algorithm.max_staleness)
@@ -287,7 +291,7 @@ def _with_advantages(
     Returns:
         the moments before whitening, whether the floor on the deviation took effect, and the micro-batches.
     """
-    rewards = row_rewards(objective, data.rewards, data.groups)
+    rewards = row_rewards(objective, data.rewards, data.groups, data.parts)
     estimates = [
         [_estimate(micro_batch, rewards, objective) for micro_batch in minibatch]
         for minibatch in micro_batches

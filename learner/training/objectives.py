@@ -29,7 +29,7 @@ still to come.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -44,7 +44,12 @@ from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch
 from prefixrl.learner.training import loss_function
-from prefixrl.learner.training.advantages import gae, group_advantages, token_rewards
+from prefixrl.learner.training.advantages import (
+    advantages_by_parts,
+    gae,
+    group_advantages,
+    token_rewards,
+)
 from prefixrl.learner.training.implicit_reward import BaselineForm
 from prefixrl.learner.training.ppo import Aggregation, PolicySettings, kl_estimate, units
 
@@ -97,6 +102,8 @@ class Objective:
     """Added to the deviation that rewards are divided by; None: they are not divided."""
     is_one_group: bool
     """True if all rows of the iteration count as one group."""
+    part_weights: Mapping[str, float]
+    """Weights of the parts that are standardised each by itself; empty: the reward is, as a whole."""
     gamma: float
     lambda_: float
     whiten_floor: float | None
@@ -120,13 +127,23 @@ def resolve(
     sampled_tokens: int,
     implicit_reward: ImplicitRewardConfig | None = None,
     prm: ProcessModelConfig | None = None,
+    part_weights: Mapping[str, float] | None = None,
 ) -> Objective:
-    """Resolve the objective of a run; `sampled_tokens` is the most tokens a row may have."""
+    """Resolve the objective of a run.
+
+    Args:
+        algorithm: the section.
+        sampled_tokens: the most tokens a row may have.
+        implicit_reward: the section, where there is one.
+        prm: the process reward model, where there is one.
+        part_weights: `reward.weights`, for an objective that takes parts.
+    """
     record = algorithm.record
     objective = Objective(
         baseline="function" if algorithm.has_function else record.baseline,
         std_floor=STD_FLOOR if record.divides_by_deviation else None,
         is_one_group=algorithm.zscore == "buffer",
+        part_weights=(part_weights or {}) if algorithm.zscore == "parts" else {},
         gamma=algorithm.gamma,
         lambda_=algorithm.gae_lambda if record.has_lambda else 1.0,
         whiten_floor=algorithm.whiten_floor if algorithm.is_whitened else None,
@@ -219,7 +236,10 @@ def _process_baseline(objective: Objective, leave_one_out: BaselineForm) -> Base
 
 
 def row_rewards(
-    objective: Objective, rewards: Sequence[float], groups: Sequence[int]
+    objective: Objective,
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    parts: Mapping[str, Sequence[float]] | None = None,
 ) -> list[float]:
     """Return each row's reward: its verdict with a critic, else its verdict less its baseline.
 
@@ -231,6 +251,9 @@ def row_rewards(
     if objective.baseline == "function":
         assert objective.function is not None, "resolve sets both"
         return objective.function.advantages(rewards, groups)
+    if objective.part_weights:
+        assert objective.std_floor is not None, "the config has it with grpo alone"
+        return advantages_by_parts(parts or {}, objective.part_weights, groups, objective.std_floor)
     row_groups = [0] * len(groups) if objective.is_one_group else groups
     return group_advantages(rewards, row_groups, objective.baseline, objective.std_floor)
 

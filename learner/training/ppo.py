@@ -210,23 +210,12 @@ def policy_loss(
             replace(terms, proximal=proximal, mask=mask & ~is_left_out)
         )
         loss = loss + total / normaliser
-    # Both ratios may be per token or per row, so each share is of its own count.
-    unit, weight_unit, row = (
-        units(mask, ratio) for ratio in (settings.ratio, weight_ratio, "prefix")
-    )
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {
-            "units": unit.sum().double(),
-            "clipped": _total(is_clipped, unit),
             "bounded": _total(is_bounded, mask),
-            "rows": row.sum().double(),
-            "rows_left_out": _total(is_left_out.expand_as(row), row),
-            "ratio": _total(log_ratio.exp(), unit),
-            "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
-            "weights": weight_unit.sum().double(),
-            "importance": _total(importance, weight_unit),
-            "importance_squared": _total(importance.double().square(), weight_unit),
-            "importance_capped": _total(importance > settings.importance_cap, weight_unit),
+            **_row_sums(mask, is_left_out),
+            **_ratio_sums(mask, log_ratio, is_clipped, settings),
+            **_weight_sums(mask, importance, settings),
         }
 
 
@@ -322,6 +311,39 @@ def _token_sums(terms: PolicyTerms, logprobs: Tensor, proximal: Tensor, behaviou
         sums["reference_kl"] = _total(weights * kl_estimate(logprobs, reference, "k3"), terms.mask)
         sums["reference_weights"] = _total(weights, terms.mask)
     return sums
+
+
+def _row_sums(mask: Tensor, is_left_out: Tensor) -> Sums:
+    row = units(mask, "prefix")
+    return {
+        "rows": row.sum().double(),
+        "rows_left_out": _total(is_left_out.expand_as(row), row),
+    }
+
+
+# Both ratios may be per token or per row, so each share is of its own count.
+
+
+def _ratio_sums(
+    mask: Tensor, log_ratio: Tensor, is_clipped: Tensor, settings: PolicySettings
+) -> Sums:
+    unit = units(mask, settings.ratio)
+    return {
+        "units": unit.sum().double(),
+        "clipped": _total(is_clipped, unit),
+        "ratio": _total(log_ratio.exp(), unit),
+        "log_ratio_bins": bin_counts(log_ratio[unit], LOG_RATIO_EDGES),
+    }
+
+
+def _weight_sums(mask: Tensor, importance: Tensor, settings: PolicySettings) -> Sums:
+    unit = units(mask, settings.importance_ratio or settings.ratio)
+    return {
+        "weights": unit.sum().double(),
+        "importance": _total(importance, unit),
+        "importance_squared": _total(importance.double().square(), unit),
+        "importance_capped": _total(importance > settings.importance_cap, unit),
+    }
 
 
 def bin_counts(values: Tensor, edges: Sequence[float]) -> Tensor:

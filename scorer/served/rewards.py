@@ -1,6 +1,6 @@
 """Rewards from a server of the user's: answers in batches, asked for until they are there (`endpoint.py`).
 
-    POST URL    {"rows": [{"question": "…", "text": "…", "gold": "…"}, …]}
+    POST URL    {"rows": [{"question": "…", "text": "…", "gold": "…", "tokens": 12, "finish": "stop", …}, …]}
     200         {"rewards": [0.5, {"reward": 1, "form": 0.2}, …]}       one per row, in their order
 
 Anything else in the place of a reward is an `error` of its row. A batch that is refused (400, 413,
@@ -18,15 +18,16 @@ from datetime import datetime
 
 import msgspec
 
+from prefixrl.common.config.foreign.user_function import FACTS
 from prefixrl.common.config.run import RewardConfig
 from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages.fields import encodable
-from prefixrl.common.wire.messages.groups import CodeMode, Fault
+from prefixrl.common.wire.messages.groups import Fault
 from prefixrl.scorer.served import protocol
 from prefixrl.scorer.served.endpoint import Endpoint
 from prefixrl.scorer.served.protocol import EndpointRefused, Retry, RowRefused
 from prefixrl.scorer.verifier.complaints import Complaints
-from prefixrl.scorer.verifier.pool_thread import LONGEST_WAIT_S, JudgeThread
+from prefixrl.scorer.verifier.pool_thread import LONGEST_WAIT_S, JudgeThread, SubmittedRow
 from prefixrl.scorer.verifier.rewards import no_reward, reward_of
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
@@ -36,8 +37,6 @@ RULE = "server"
 """Rule of a verdict that a server gave."""
 GATHER_S = 0.01
 """Time in which answers that come together get into one batch."""
-_Row = tuple[int, str, str, str, CodeMode]
-"""Key, text, gold answer, question."""
 
 
 class Rewards(protocol.ServedPart):
@@ -66,11 +65,12 @@ class RewardEndpoint(Endpoint[Rewards]):
     kind = "a server of rewards"
     hint = "(all of it: nothing is added to it)"
 
-    async def rewards(self, rows: list[_Row]) -> list[object] | RowRefused:
+    async def rewards(self, rows: list[SubmittedRow]) -> list[object] | RowRefused:
         """Return what the server gives for a batch; raises UserError or PeerLost."""
         request = [
             {"question": question, "text": encodable(text), "gold": gold}
-            for _, text, gold, question, _ in rows
+            | {name: getattr(facts, name) for name in FACTS}
+            for _, text, gold, question, _, facts in rows
         ]
         content = msgspec.json.encode({"rows": request})
         self._trial = self._trial or content
@@ -130,7 +130,7 @@ class RewardServer(JudgeThread):
         finally:
             await self._endpoint.close()
 
-    async def _request_scores(self, rows: list[_Row], answered: asyncio.Event) -> None:
+    async def _request_scores(self, rows: list[SubmittedRow], answered: asyncio.Event) -> None:
         try:
             rewards = await self._endpoint.rewards(rows)
         finally:

@@ -83,7 +83,7 @@ def main() -> None:
         with scoring.loaded(
             function_ref, digest, int(timeout_s), msgspec.json.decode(weights)
         ) as function:
-            ready = ChildReady(os.getpid(), function.takes_verdict)
+            ready = ChildReady(os.getpid(), function.takes)
             serve(function.score, ready, questions, answers)
         return
     for gold, answer in WARMING:

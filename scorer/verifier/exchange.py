@@ -3,6 +3,8 @@
 A frame is its length (4 bytes, big-endian) and a MessagePack document.
 """
 
+from typing import Literal
+
 import msgspec
 
 from prefixrl.common.wire.messages.groups import CodeMode
@@ -24,6 +26,24 @@ class Choices(msgspec.Struct, frozen=True):
 STANDARD = Choices()
 
 
+class AnswerFacts(msgspec.Struct, frozen=True):
+    """Facts about an answer that its text does not tell, for a user's function or server."""
+
+    tokens: int = 0
+    """Tokens of the completion, in direct mode of the answer, as its limit counts them: a stop that ended it is one."""
+    finish: Literal["stop", "length"] = "stop"
+    """`length`: the limit cut it."""
+    prefix: str = ""
+    """Text of the prefix, or of the advice; "" in direct mode, or without one."""
+    source: str = ""
+    """Name under which figures list its problem: the source, and `/FAMILY` where these are few."""
+    is_zero_if_cut: bool = False
+    """True: where the limit cut it, only a function that takes `finish` judges it. Else its reward is 0."""
+
+
+NO_FACTS = AnswerFacts()
+
+
 class ChildQuestion(msgspec.Struct, frozen=True):
     """One answer to judge."""
 
@@ -38,6 +58,8 @@ class ChildQuestion(msgspec.Struct, frozen=True):
     choices: Choices = STANDARD
     verdict: Judgement | None = None
     """The verifier's own, for a user's function that takes it."""
+    facts: AnswerFacts = NO_FACTS
+    """For a function."""
     is_gold: bool = False
     """True asks if sympy reads the gold answer; `answer` is not used."""
 
@@ -46,8 +68,8 @@ class ChildReady(msgspec.Struct, frozen=True, tag=True):
     """The child has done its imports: from here on the time is the answer's."""
 
     pid: int
-    takes_verdict: bool = False
-    """True of a user's function that is handed the verifier's verdict."""
+    takes: tuple[str, ...] = ()
+    """Names of what a user's function is handed by name."""
 
 
 FromChild = ChildReady | Judgement

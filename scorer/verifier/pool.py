@@ -6,7 +6,8 @@
                                       └─ once ───┴─ died by itself; the second time `error`
 
 With a user's reward function there is no exact path and no cache: a child gives every text to the
-function. If the function takes the verifier's verdict, a pool within this one gives it first. Equal
+function. If the function takes the verifier's verdict, a pool within this one gives it first; if it
+takes no `finish`, a cut answer may be settled without it (`AnswerFacts.is_zero_if_cut`). Equal
 questions go to a child once, whether they come one after the other (cache) or together. A child
 that is killed, dies or has judged its share is replaced within milliseconds (`child_process.py`).
 The time of an answer begins when a child receives it.
@@ -20,7 +21,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 
@@ -32,7 +32,15 @@ from prefixrl.common.wire.messages.groups import CodeMode, Fault
 from prefixrl.scorer.sandbox.runner import OVERRAN
 from prefixrl.scorer.verifier.child_process import ChildProcess, Template, spawn
 from prefixrl.scorer.verifier.complaints import Troubles
-from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, FromChild
+from prefixrl.scorer.verifier.exchange import (
+    NO_FACTS,
+    STANDARD,
+    AnswerFacts,
+    ChildQuestion,
+    ChildReady,
+    Choices,
+    FromChild,
+)
 from prefixrl.scorer.verifier.routing import ForChild, ask_function, ask_verifier
 from prefixrl.scorer.verifier.rules.verify import SYMPY_RULE, Judgement
 from prefixrl.scorer.verifier.verifiers import deadline_s, find_verifier, is_mathematics
@@ -111,7 +119,6 @@ class VerifierPool:
         self._size = children
         self._timeout_s = timeout_s
         self._function = function
-        self._route = ask_function if function else partial(ask_verifier, choices=choices)
         self._choices = choices
         self._is_started = False
         self._cache: OrderedDict[ChildQuestion, Judgement] = OrderedDict()
@@ -123,6 +130,8 @@ class VerifierPool:
         self._killed: list[ChildProcess] = []
         self._selector = selectors.DefaultSelector()
         self._failed_starts = 0
+        self._takes: frozenset[str] | None = None
+        """Names of the parameters that a function is handed by name; None until a child has said them."""
         self._first: VerifierPool | None = None
         """The pool whose verdicts a function takes; None without one, and until a child has said that it does."""
         self._unpaired: dict[int, _Job] = {}
@@ -160,10 +169,20 @@ class VerifierPool:
         return tuple(child.process.pid for child in self._children if child.process.pid)
 
     def submit(
-        self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
+        self,
+        key: int,
+        text: str,
+        gold: str,
+        question: str = "",
+        code: CodeMode = "none",
+        facts: AnswerFacts = NO_FACTS,
     ) -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
-        step = self._route(encodable(text), gold, question, code, self._timeout_s)
+        answer = encodable(text)
+        if self._function:
+            step = ask_function(answer, gold, question, facts, self._timeout_s)
+        else:
+            step = ask_verifier(answer, gold, question, code, self._timeout_s, self._choices)
         if isinstance(step, ForChild):
             cached = self._cache.get(step.question)
             if cached is None:
@@ -181,14 +200,18 @@ class VerifierPool:
     def _ask_child(self, key: int, step: ForChild) -> None:
         job = self._jobs.get(step.question)
         if job is None:
-            job = self._jobs[step.question] = _Job(step.question, step.extracted, [])
+            job = self._jobs[step.question] = _Job(step.question, step.extracted, [key])
             self._enqueue(job)
-        job.keys.append(key)
+        else:
+            job.keys.append(key)
         self._is_started = True
         self._keep_full()
         self._assign()
 
     def _enqueue(self, job: _Job) -> None:
+        if self._is_zero(job.question.facts):
+            self._settle(job, Judgement(0.0, "no_answer", ""))
+            return
         if self._first is None:
             self._queue.append(job)
             return
@@ -196,12 +219,19 @@ class VerifierPool:
         self._unpaired[number] = job
         self._first.submit(number, job.question.answer, job.question.gold)
 
-    def _begin_pairing(self) -> None:
-        """From now on have the verifier judge first, also what waits already."""
-        if self._first is not None:
+    def _is_zero(self, facts: AnswerFacts) -> bool:
+        """Return True for a cut answer that the function is known not to take."""
+        is_zero = facts.is_zero_if_cut and facts.finish == "length"
+        return is_zero and self._takes is not None and "finish" not in self._takes
+
+    def _learn_parameters(self, ready: ChildReady) -> None:
+        """Note what the function takes; from now on its first verdicts and cut answers have their own way."""
+        if self._takes is not None:
             return
-        self._first = VerifierPool(self._size, self._timeout_s, choices=self._choices)
-        self._selector.register(self._first.descriptor, selectors.EVENT_READ, None)
+        self._takes = frozenset(ready.takes)
+        if "verdict" in self._takes:
+            self._first = VerifierPool(self._size, self._timeout_s, choices=self._choices)
+            self._selector.register(self._first.descriptor, selectors.EVENT_READ, None)
         waiting = list(self._queue)
         self._queue.clear()
         for job in waiting:
@@ -341,8 +371,7 @@ class VerifierPool:
             child.process.learn_pid(message.pid)
             child.is_ready = True
             self._failed_starts = 0
-            if message.takes_verdict:
-                self._begin_pairing()
+            self._learn_parameters(message)
             return
         job, child.job = child.job, None
         child.jobs_done += 1

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from prefixrl.common.wire.messages.groups import CodeMode
+from prefixrl.scorer.verifier.exchange import NO_FACTS, AnswerFacts
 from prefixrl.scorer.verifier.pool import VerifierPool
 from prefixrl.scorer.verifier.rules.verify import Judgement
 
+SubmittedRow = tuple[int, str, str, str, CodeMode, AnswerFacts]
+"""Key, text, gold answer, question, verifier and facts of an answer."""
 LONGEST_WAIT_S = 0.5
 """Longest time after which `trouble` is updated, even if nothing happens."""
 
@@ -28,7 +31,7 @@ class JudgeThread(ABC):
         self.trouble = ""
         self.is_patient = False
         """True while it waits for a server, which ends by itself."""
-        self._submitted: deque[tuple[int, str, str, str, CodeMode]] = deque()
+        self._submitted: deque[SubmittedRow] = deque()
         self._verdicts: deque[tuple[int, Judgement]] = deque()
         self._failure: Exception | None = None
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,10 +39,16 @@ class JudgeThread(ABC):
         self._thread.start()
 
     def submit(
-        self, key: int, text: str, gold: str, question: str = "", code: CodeMode = "none"
+        self,
+        key: int,
+        text: str,
+        gold: str,
+        question: str = "",
+        code: CodeMode = "none",
+        facts: AnswerFacts = NO_FACTS,
     ) -> None:
         """Take a completion; `poll` returns its verdict under `key`."""
-        self._submitted.append((key, text, gold, question, code))
+        self._submitted.append((key, text, gold, question, code, facts))
         with suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._wake, b"!")
 

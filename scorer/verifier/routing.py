@@ -9,7 +9,7 @@ from prefixrl.common.prompts.extract import MAX_ANSWER_CHARS, extract_answer
 from prefixrl.common.wire.messages.groups import CodeMode
 from prefixrl.scorer.sandbox.programs import MAX_PROGRAM_CHARS
 from prefixrl.scorer.verifier.child_process import FUNCTION_PIPE_BYTES
-from prefixrl.scorer.verifier.exchange import STANDARD, ChildQuestion, Choices, frame
+from prefixrl.scorer.verifier.exchange import STANDARD, AnswerFacts, ChildQuestion, Choices, frame
 from prefixrl.scorer.verifier.rules.boxes import joined_answer
 from prefixrl.scorer.verifier.rules.question import answer_beside_question
 from prefixrl.scorer.verifier.rules.verify import Judgement, judge_exactly
@@ -31,10 +31,11 @@ class ForChild:
 
 
 def ask_function(
-    text: str, gold: str, question: str, _code: CodeMode, timeout_s: int
+    text: str, gold: str, question: str, facts: AnswerFacts, timeout_s: int
 ) -> Judgement | ForChild:
     """Route a completion to a user's reward function, which gets the whole text."""
-    return _for_child(ChildQuestion(gold, text, timeout_s, question), extract_answer(text) or "")
+    whole = ChildQuestion(gold, text, timeout_s, question, facts=facts)
+    return _for_child(whole, extract_answer(text) or "")
 
 
 def ask_verifier(

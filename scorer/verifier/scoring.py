@@ -3,6 +3,7 @@
     score(question, text, gold)                    judges alone
     score(question, text, gold, verdict)           is handed the verifier's own verdict on the text
     score(question, text, gold, verify)            may ask it: verify(text, gold) gives the verdict on any text
+    score(question, text, gold, tokens, finish, prefix, source)    any of them: is handed facts about the answer
 
 It returns a reward, or a dict with `reward` and parts of it, which are logged; with
 `reward.weights` a dict of parts.
@@ -76,14 +77,19 @@ class Scoring:
         self._ref = function_ref
         self._weights = weights or {}
         self._function = user_function.load(function_ref)
-        self.takes_verdict = user_function.takes(self._function, "verdict")
+        _, by_name = user_function.CALLS[user_function.PLUGGED_IN]
+        self.takes = tuple(
+            name for name in sorted(by_name) if user_function.takes(self._function, name)
+        )
+        """Names of what it is handed by name."""
+        self._facts = [name for name in user_function.FACTS if name in self.takes]
         self._verify = verify
 
     def score(self, question: ChildQuestion) -> Judgement:
         """Call the function; anything but a number in [0, 1] is an error with its reason."""
         path = user_function.file_of(self._ref)
-        keywords: dict[str, object] = {}
-        if self.takes_verdict:
+        keywords: dict[str, object] = {name: getattr(question.facts, name) for name in self._facts}
+        if "verdict" in self.takes:
             keywords["verdict"] = question.verdict
         if self._verify:
             keywords["verify"] = self._verify

@@ -179,7 +179,17 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(
+def test_check_reads_an_advantage_function_and_does_not_execute_it(tmp_path: Path) -> None:
+    executed, mine = tmp_path / "executed", tmp_path / "mine.py"
+    mine.write_text(f"open({str(executed)!r}, 'w').close()\ndef f(rewards, groups): ...\n")
+    own = ("--set", "algorithm.name=grpo", "--set", f"algorithm.advantage_function={mine}:f")
+    done = run("learner", str(EXAMPLE / "run.toml"), "--check", *own)
+    assert done.returncode == 0, done.stderr
+    assert not executed.exists(), "--check executed a user's file"
+
+
+@pytest.mark.slow
+def test_check_tries_a_reward_function_and_a_start_executes_it_before_anything_else(
     tmp_path: Path,
 ) -> None:
     executed, directory, mine = (tmp_path / name for name in ("executed", "run", "mine.py"))
@@ -188,8 +198,10 @@ def test_check_reads_a_users_file_and_a_start_executes_it_before_anything_else(
     )
     flags = ("--set", f"directory={directory}", "--set", f"reward.function={mine}:f")
     done = run("learner", str(EXAMPLE / "run.toml"), "--check", *flags)
-    assert done.returncode == 0, done.stderr
-    assert not executed.exists(), "--check executed a user's file"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warning: reward.function could not be tried: " in done.stdout
+    assert "ZeroDivisionError: division by zero (mine.py, line 2)" in done.stdout
+    executed.unlink()
     for command in STARTERS:
         done = run(command, str(EXAMPLE / "run.toml"), *flags)
         assert_one_message(done, "ZeroDivisionError: division by zero (mine.py, line 2)")

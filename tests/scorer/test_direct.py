@@ -67,13 +67,13 @@ def test_a_scorer_of_direct_mode_imports_neither_torch_nor_transformers_nor_vllm
 import sys
 from prefixrl.common.config.load import load
 from prefixrl.common.worker.join import join
-from prefixrl.scorer.start import _direct, _verifier
+from prefixrl.scorer.start import _direct, verifier_of
 from prefixrl.common.run.digests import scorer_digests
 from types import SimpleNamespace
 config = load({str(EXAMPLE / "run.toml")!r})
 joined = SimpleNamespace(config=config, model=config.model_of("scorer"), link=None)
 digests = scorer_digests(config, joined.model)
-_direct(joined, _verifier(joined, digests), digests)
+_direct(joined, verifier_of(config, digests.reward_function), digests)
 found = {{"torch", "transformers", "vllm", "deepspeed", "sympy"}} & set(sys.modules)
 assert not found, found
 """

@@ -26,8 +26,10 @@ from prefixrl.common.config.foreign.plugins import Plugin, load_plugin, plugins
 from prefixrl.common.errors import ConfigError
 
 UserFunction = Callable[..., object]
+FACTS = ("tokens", "finish", "prefix", "source")
+"""Facts about an answer besides its text that a reward function may take."""
 CALLS = {
-    "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify"})),
+    "reward.function": (("question", "text", "gold"), frozenset({"verdict", "verify", *FACTS})),
     "algorithm.advantage_function": (("rewards", "groups"), frozenset[str]()),
     "algorithm.loss_function": (
         ("logprobs", "proximal", "behaviour", "advantages", "mask"),

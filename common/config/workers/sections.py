@@ -126,7 +126,8 @@ class RolloutConfig(EngineConfig):
     prefix_tokens: Positive = 32
     """k: most tokens the adapter writes in prefix mode."""
     answer_tokens: Positive = 2048
-    """Most tokens the adapter writes in direct mode; an answer that does not end within them has reward 0."""
+    """Most tokens the adapter writes in direct mode; `scorer.truncated` says what an answer is worth that does not end
+    within them."""
     temperature: PositiveFloat = 0.7
     """Temperature of sampling; training knows it."""
     groups_per_task: Positive = 8
@@ -197,7 +198,8 @@ class ScorerConfig(EngineConfig):
     """0 decodes greedily."""
     truncated: Literal["judge", "zero", "mask", "extend"] | None = None
     """Treatment of a completion that max_new_tokens cut. judge (default): it is judged as it is, so that an answer
-    already given counts. zero (default in direct mode): reward 0. mask: the row is left out of training and counted; in
+    already given counts. zero: reward 0; the default in direct mode, where a reward.function with a parameter `finish`
+    judges cut answers, too. mask: the row is left out of training and counted; in
     evaluations it is judged as it is. extend: it is continued once by extension_tokens, then judged."""
     extension_tokens: Positive | None = None
     """Tokens added with truncated = "extend". Absent: max_new_tokens."""

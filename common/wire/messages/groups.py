@@ -165,7 +165,7 @@ class TextVerdict(Part, kw_only=True):
     extracted: Text
     """The answer found in the text; with status `error` the reason, where one is known."""
     finish: Finish
-    """End of the text that was judged; `length`: it was cut. In direct mode a cut answer has reward 0."""
+    """End of the text that was judged; `length`: it was cut."""
     completion_tokens: Count
     """Tokens the scorer's engine wrote: 0 in direct mode, and where the completion was in its cache."""
     elapsed_ms: Count
@@ -304,6 +304,8 @@ class BatchGroup(Part, kw_only=True):
     """`Prompt.source` of its prompt."""
     parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By name what a reward function gave besides the rewards of its judged texts."""
+    row_parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The same by trainable row: means over its judged texts. A text with reward 0 by a rule has 0 in every part."""
 
     @property
     def judged(self) -> int:

@@ -204,6 +204,25 @@ def test_groups_of_one_are_standardised_over_the_buffer(run_file: Path) -> None:
     assert config.algorithm.zscore == "buffer"
 
 
+def test_parts_are_standardised_only_where_they_have_weights(run_file: Path) -> None:
+    own = [
+        f"reward.function={run_file.parent / 'mine.py'}:score",
+        "reward.weights={right=0.8, form=0.2}",
+    ]
+    (run_file.parent / "mine.py").write_text("def score(q, t, g): ...\ndef advantages(r, g): ...\n")
+    parts = ["algorithm.name=grpo", "algorithm.zscore=parts"]
+    assert load(run_file, (*own, *parts)).algorithm.zscore == "parts"
+    refused = {
+        r"zscore = .parts. with reward.weights": (own[0], *parts),
+        r"name = .rloo.": (*own, "algorithm.name=rloo", "algorithm.zscore=parts"),
+        r"zscore = .parts. with implicit_reward": (*own, *parts, "implicit_reward.beta=0.05"),
+        r"samples_per_prompt": (*own, *parts, "algorithm.samples_per_prompt=1"),
+    }
+    for message, settings in refused.items():
+        with pytest.raises(ConfigError, match=message):
+            load(run_file, settings)
+
+
 def test_only_the_first_three_have_a_critic() -> None:
     with_critic = [name for name in NAMES if AlgorithmConfig(name=name).has_critic]
     assert with_critic == ["gae", "tppo", "appo"]

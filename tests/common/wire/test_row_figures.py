@@ -36,3 +36,18 @@ def test_a_field_that_is_marked_anew_is_a_figure_without_another_change(
     monkeypatch.setattr(batches, "Verdict", Marked)
     described = batches.batch_group(scored_group(group(0, row([3]), row([3]), row([3])), *verdicts))
     assert batch_fractions([described])["retries_mean"] == 1.0
+
+
+def test_parts_of_a_reward_are_told_by_row_and_a_text_that_a_rule_settled_has_none() -> None:
+    texts = [verdict(parts={"form": each, "right": 1.0}) for each in (0.25, 0.75)]
+    several = verdict(0.5, continuations=(*texts, verdict(status="error")))
+    whole = [
+        several,
+        verdict(parts={"form": 1.0}),
+        verdict(status="error"),
+        verdict(0.0, status="no_answer"),
+    ]
+    described = batches._batch_group(scored_group(group(0, *[row([3])] * 4), *whole))
+    assert described.row_parts == {"form": (0.5, 1.0, 0.0), "right": (1.0, 0.0, 0.0)}
+    assert len(described.rewards) == 3
+    assert batches._batch_group(scored_group(group(0, row([3])), verdict())).row_parts == {}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from prefixrl.common.config.load import load
-from prefixrl.common.run.digests import process_digest, scorer_digests
+from prefixrl.common.run.digests import function_digest, process_digest, scorer_digests
 from prefixrl.common.wire.messages.groups import (
     GroupPrefixes,
     Prompt,
@@ -26,7 +26,7 @@ from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.direct import Decoder, DirectScorer
 from prefixrl.scorer.process.step_scoring import JudgedText, StepScoring
 from prefixrl.scorer.process.steps import split_steps
-from prefixrl.scorer.verifier.pool import VerifierPool
+from prefixrl.scorer.verifier.pool import RewardFunction, VerifierPool
 from support.broker.scoring_world import Tasks, check_scores
 from support.messages import score_task
 from support.models.process_models import SEPARATOR, STEP_TAG, loaded, marked, settings_of
@@ -53,10 +53,16 @@ def row(text: str, finish: Any = "eos") -> Row:
 
 
 def scored(
-    folder: Path, *texts: Row, kind: TaskKind = "train", gold: str = GOLD, **keys: Any
+    folder: Path,
+    *texts: Row,
+    kind: TaskKind = "train",
+    gold: str = GOLD,
+    function: str | None = None,
+    **keys: Any,
 ) -> ScoredGroup:
-    """One group of a direct run whose scorer has the tiny model."""
-    config = load(RUN_FILE)
+    """One group of a direct run whose scorer has the tiny model; `function`: its reward function."""
+    config = load(RUN_FILE, (f"reward.function={function}",) if function else ())
+    own = RewardFunction(function, function_digest(function)) if function else None
     settings = settings_of(folder, **STEP_TAG | keys)
     group = GroupPrefixes(
         seq=0,
@@ -66,7 +72,7 @@ def scored(
         rows=texts,
     )
     task = score_task(group, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
-    link, pool = Tasks(task), VerifierPool(1, 5)
+    link, pool = Tasks(task), VerifierPool(1, 5, own)
     scoring = StepScoring(settings, *loaded(folder, "step_tag"))
     digests = scorer_digests(config, str(POLICY), str(folder))
     scorer = DirectScorer(config, link, Decoder(str(POLICY)), pool, digests, scoring)  # type: ignore[arg-type]
@@ -82,6 +88,21 @@ def scored(
 def plain_scores(folder: Path, answer: str) -> list[float]:
     form, model = loaded(folder, "step_tag")
     return model.scores([marked(form, QUESTION, answer)])[0]
+
+
+@pytest.mark.parametrize("takes_finish", [False, True])
+def test_a_cut_answer_has_scores_where_a_function_judges_it_and_else_reward_0(
+    step_tag_model: Path, tmp_path: Path, takes_finish: bool
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(f"def score(question, text, gold{', finish' * takes_finish}): return 0.5")
+    cut = row(RIGHT, "length")
+    group = scored(step_tag_model, cut, row(RIGHT), cut, function=f"{path}:score")
+    first, whole, second = group.verdicts
+    assert whole.process is not None and whole.outcome == 0.5
+    for verdict in (first, second):
+        assert (verdict.process is not None) is takes_finish
+        assert takes_finish or (verdict.reward, verdict.status) == (0.0, "no_answer")
 
 
 @pytest.mark.parametrize("aggregate", ["last", "min", "mean", "product"])

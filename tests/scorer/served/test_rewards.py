@@ -8,6 +8,7 @@ import pytest
 from prefixrl.common.config.run import RewardConfig
 from prefixrl.common.errors import PeerLost, UserError
 from prefixrl.scorer.served.rewards import RewardServer
+from prefixrl.scorer.verifier.exchange import AnswerFacts
 from prefixrl.scorer.verifier.rules.verify import Judgement
 from support.completions_server import CompletionsServer, Reply, Request, serving
 from support.fakes import wait_until
@@ -59,8 +60,28 @@ def test_rows_go_in_batches_and_a_reward_may_have_weighted_parts(asked: Asked) -
     assert found["7"] == Judgement(0.95, "ok", "", parts={"right": 1.0, "form": 0.5}, rule="server")
     assert [found[text].reward for text in ("8", "\ud800", "70", "9")] == [0.05, 0.05, 0.95, 0.05]
     assert len(server.asked) < 5 and all(len(each.body["rows"]) <= 3 for each in server.asked)
-    assert {"question": "what?", "text": "8", "gold": "7"} in [
+    facts = {"tokens": 0, "finish": "stop", "prefix": "", "source": ""}
+    assert {"question": "what?", "text": "8", "gold": "7"} | facts in [
         row for each in server.asked for row in each.body["rows"]
+    ]
+
+
+def test_a_row_has_what_its_text_does_not_tell(asked: Asked) -> None:
+    facts = AnswerFacts(tokens=12, finish="length", prefix="Let us", source="gsm8k")
+    with serving(giving(lambda rows: [1.0 for _ in rows])) as server:
+        judge = asked(server)
+        judge.submit(0, "Let us see", "7", "what?", facts=facts)
+        wait_until(lambda: bool(judge.poll()), 60.0)
+    assert server.asked[-1].body["rows"] == [
+        {
+            "question": "what?",
+            "text": "Let us see",
+            "gold": "7",
+            "tokens": 12,
+            "finish": "length",
+            "prefix": "Let us",
+            "source": "gsm8k",
+        }
     ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from prefixrl.learner.training.advantages import (
+    advantages_by_parts,
     gae,
     group_advantages,
     moments,
@@ -182,3 +183,66 @@ def test_a_group_of_one_and_a_group_of_equals_teach_exactly_nothing(
     rewards: list[float], floor: float | None, baseline: Literal["mean", "leave_one_out"]
 ) -> None:
     assert not any(group_advantages(rewards, [3] * len(rewards), baseline, floor))
+
+
+# --- parts of a reward, each standardised by itself -------------------------------------------------
+
+
+def gdpo(
+    parts: dict[str, list[float]], weights: dict[str, float], groups: list[int], eps: float
+) -> list[float]:
+    """GDPO, sections 3 and 3.1: normalise each reward within its group, sum with weights, normalise over the batch."""
+
+    def std(values: list[float]) -> float:
+        mean = sum(values) / len(values)
+        return math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+
+    a_sum = []
+    for j, i in enumerate(groups):
+        total = 0.0
+        for n, w_n in weights.items():
+            of_group = [r for r, group in zip(parts[n], groups, strict=True) if group == i]
+            mean = sum(of_group) / len(of_group)
+            total += w_n * (parts[n][j] - mean) / (std(of_group) + eps)
+        a_sum.append(total)
+    batch_mean = sum(a_sum) / len(a_sum)
+    return [(a - batch_mean) / (std(a_sum) + eps) for a in a_sum]
+
+
+@given(seeds)
+def test_parts_are_standardised_each_in_its_group_then_their_sum_over_the_iteration(
+    seed: int,
+) -> None:
+    random = Random(seed)
+    groups = sorted(random.randrange(4) for _ in range(random.randint(2, 16)))
+    random.shuffle(groups)
+    parts = {
+        "right": [float(random.random() < 0.5) for _ in groups],
+        "length": [random.uniform(-100, 100) for _ in groups],
+        "unweighted": [random.random() for _ in groups],
+    }
+    weights = {"right": random.uniform(0.1, 1.0), "length": random.uniform(0.1, 1.0)}
+    actual = advantages_by_parts(parts, weights, groups, 1e-6)
+    assert actual == pytest.approx(gdpo(parts, weights, groups, 1e-6), abs=1e-6)
+
+
+def test_two_parts_that_differ_count_twice_as_much_as_one_and_a_large_scale_counts_no_more() -> (
+    None
+):
+    # The paper's example: rewards (0, 1) and (0, 2) of two rows are one advantage under GRPO.
+    parts = {"right": [0.0, 0.0, 0.0, 1.0], "form": [0.0, 1.0, 0.0, 1.0]}
+    summed = [right + form for right, form in zip(parts["right"], parts["form"], strict=True)]
+    grpo = group_advantages(summed, [0, 0, 1, 1], "mean", 1e-6)
+    assert grpo[1] == pytest.approx(grpo[3], rel=1e-5)
+    by_parts = advantages_by_parts(parts, {"right": 1.0, "form": 1.0}, [0, 0, 1, 1], 1e-6)
+    assert by_parts[3] == pytest.approx(2 * by_parts[1], rel=1e-5)
+    scaled = parts | {"form": [1000 * each for each in parts["form"]]}
+    again = advantages_by_parts(scaled, {"right": 1.0, "form": 1.0}, [0, 0, 1, 1], 1e-6)
+    assert again == pytest.approx(by_parts, rel=1e-5)
+
+
+def test_parts_that_nothing_can_be_learned_from_are_exactly_0_and_huge_ones_stay_finite() -> None:
+    assert advantages_by_parts({"a": [0.1] * 6}, {"a": 0.3}, [0, 0, 0, 1, 1, 1], 1e-6) == [0.0] * 6
+    assert advantages_by_parts({}, {"a": 1.0}, [0, 0], 1e-6) == [0.0, 0.0]
+    huge = advantages_by_parts({"a": [1e308, -1e308, 1.0]}, {"a": 1.0}, [0, 0, 0], 1e-6)
+    assert all(map(math.isfinite, huge)) and huge[0] > huge[2] > huge[1]

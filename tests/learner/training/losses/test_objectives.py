@@ -19,7 +19,7 @@ from prefixrl.common.config.objectives import OBJECTIVES
 from prefixrl.common.config.workers.process_model import ProcessModelConfig
 from prefixrl.common.errors import ConfigError
 from prefixrl.learner.models.batch import PreparedMicroBatch, Sample, pad
-from prefixrl.learner.training.advantages import moments, whiten
+from prefixrl.learner.training.advantages import advantages_by_parts, moments, whiten
 from prefixrl.learner.training.objectives import (
     Objective,
     denominators,
@@ -421,3 +421,16 @@ def test_a_users_function_that_gives_no_advantages_ends_the_run_by_its_name(
     objective = written(tmp_path, body)
     with pytest.raises(ConfigError, match=f"mine.py:advantages' {expected}"):
         row_rewards(objective, (0.5, 1.0), (3, 4))
+
+
+def test_with_parts_the_rewards_themselves_have_no_part_in_the_advantages() -> None:
+    algorithm = AlgorithmConfig(name="grpo", zscore="parts")
+    weights = {"right": 0.5, "form": 0.5}
+    objective = resolve(algorithm, 8, part_weights=weights)
+    parts = {"right": [0.0, 1.0, 1.0, 1.0], "form": [0.0, 1.0, 0.0, 5.0]}
+    actual = row_rewards(objective, [9.0, 9.0, 9.0, 9.0], [0, 0, 1, 1], parts)
+    assert actual == pytest.approx(advantages_by_parts(parts, weights, [0, 0, 1, 1], 1e-6))
+    assert actual[1] == pytest.approx(2 * actual[3], rel=1e-5)
+    # Weights are only those of parts: every other objective takes the reward as it is.
+    plain = resolve(AlgorithmConfig(name="grpo"), 8, part_weights=weights)
+    assert row_rewards(plain, [9.0] * 4, [0, 0, 1, 1], parts) == [0.0] * 4
