@@ -4,10 +4,10 @@
 
 Of the training problems two fifths are hopeless and one fifth is solved by any answer; they stand among the learnable
 problems without a mark. The learnable ones are those of the arithmetic and of the letters example, whole runs on this
-machine with S = 2 and GRPO. How counts fade was chosen after a first run on the arithmetic mixture; the letters were
-not looked at. *Paid*: rows that the target had completed, filtered groups included, when the first evaluation showed
-a greedy accuracy of 0.9 on held-out learnable problems. Rows of all kinds are about equally long, so completions
-stand for tokens."""
+machine with S = 2 and GRPO. How counts fade, and the number of groups in the probability, were changed after first
+runs with seed 1. *Paid*: rows that the target had completed, filtered groups included, when the first evaluation
+showed a greedy accuracy of 0.9 on held-out learnable problems. Rows of all kinds are about equally long, so
+completions stand for tokens."""
 
 import json
 import random

@@ -1,16 +1,19 @@
-"""Outcomes of problems: how likely a group of a problem is to have right and wrong rows, and who is asked. Pure.
+"""Outcomes of problems: how likely some of a problem's rows are right and some wrong, and whether it is asked. Pure.
 
 Only a group with right *and* wrong rows has a gradient. A problem is right with an unknown probability p, of which the
-outcomes so far leave a Beta distribution; n rows differ with the probability
+outcomes so far leave a Beta distribution; m rows differ with the probability
 
-    d = E[1 - p^n - (1 - p)^n] = 1 - prod_i (a + i) / (a + b + i) - prod_i (b + i) / (a + b + i),    i = 0 .. n - 1
+    d = E[1 - p^m - (1 - p)^m] = 1 - prod_i (a + i) / (a + b + i) - prod_i (b + i) / (a + b + i),    i = 0 .. m - 1
 
-    order of prompts ── position ──▶ is_asked: a draw below max(FLOOR, d / most) ──▶ a group
-                            ▲ else the next position                                  │
-                            └────────── counts of its problem and its source ◀────────┘   when a batch is formed
+m is the rows of `GROUPS` groups: a problem that is right in one row of twenty has a gradient in every third group only,
+but that group is worth waiting for.
+
+    order of prompts ── position ──▶ is_asked: a draw below max(FLOOR, d) ──▶ a group
+                            ▲ else the next position                           │
+                            └──── counts of its problem and its source ◀───────┘   when a batch is formed
 
 What comes first for a problem is its source: a Beta distribution with the mean and the agreement of rows that the
-source's groups had. The policy changes: a new group of a problem halves what its earlier groups count, all counts fade,
+source's groups had. The policy changes: a new group of a problem lowers what its earlier groups count, all counts fade,
 and `FLOOR` of the positions of every problem are asked whatever its counts are, so that no problem is lost. Counts
 change only when a batch is formed, by record alone: a run that is resumed draws as the run that was left alone.
 """
@@ -22,13 +25,15 @@ from prefixrl.common.journal.records import GroupOutcome, OutcomeCounts, Outcome
 from prefixrl.common.run.status import OutcomePools
 from prefixrl.common.seeds import derive
 
+GROUPS = 4
+"""Groups of a problem among whose rows a difference is looked for."""
 FLOOR = 0.1
 """Least share of the positions of a problem that are asked."""
 FEWEST_ITERATIONS = 20
 """Least half-life of a source's counts, in iterations; it is a pass over the problems where that takes longer."""
 LONGER = 5
 """Half-lives of a source in one of a problem, whose turns may be passed over for many passes."""
-REPEATED = 0.5
+REPEATED = 0.75
 """Worth of the earlier groups of a problem beside a new one."""
 PRIOR_GROUPS = 1.0
 """Groups of Jeffreys' distribution, Beta(1/2, 1/2), that every source begins with."""
@@ -110,16 +115,15 @@ class Outcomes:
 
     def is_asked(self, position: int, problem: int, source: str) -> bool:
         """Return True if the problem at a position of the order of prompts is asked."""
-        most = 1.0 - 2.0 ** (1 - self.rows)
-        chance = max(FLOOR, self.differing_chance(problem, source) / most)
+        chance = max(FLOOR, self.differing_chance(problem, source))
         return derive(self.seed, "asked", position) < chance * 2.0**63
 
     def differing_chance(self, problem: int, source: str) -> float:
-        """Return the share of groups of a problem that are expected to have right and wrong rows."""
+        """Return the probability that `GROUPS` groups of a problem have right and wrong rows among them."""
         right, wrong = fitted_prior(self._source_counts(source), self.rows)
         counts = self._problem_counts(problem)
         return differing_share(
-            right + counts.right, wrong + (counts.rows - counts.right), self.rows
+            right + counts.right, wrong + (counts.rows - counts.right), GROUPS * self.rows
         )
 
     def _source_counts(self, source: str) -> OutcomeCounts:
