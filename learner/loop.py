@@ -247,7 +247,6 @@ class Learner:
         crash_point("iteration.told")
         zero.service.status(f"iteration {self.iteration}")
         zero.metrics.write(batch, metrics, optimizer_steps, times, self.client.status())
-        crash_point("iteration.noted")
 
     def publish(self) -> None:
         """Hand the current version to the publisher; a collective, so every rank calls it."""

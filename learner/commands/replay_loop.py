@@ -4,7 +4,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run.replay import ReplayPlan
 from prefixrl.common.wire.messages.learner import Batch
 from prefixrl.learner.loop import Learner
@@ -33,7 +32,6 @@ class Replay(Learner):
         if self.metrics:
             steps = self.models.optimizer_steps
             self.metrics.write(batch, metrics, steps, times, self.client.status())
-            crash_point("iteration.noted")
 
     def save_if_due(self) -> None:
         """Checkpoint as the run did, and where the run went back to: the replay goes back there too."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
+from prefixrl.common.journal.crash_points import crash_point
 from prefixrl.common.run import json_lines
 from prefixrl.common.run.disk import when_there_is_room
 from prefixrl.common.run.documents import ADVANTAGES_FILE, METRICS_FILE, AdvantageLine, MetricsLine
@@ -127,14 +128,10 @@ class MetricsLog:
             ranks={**times.ranks, **self._forecast},
         )
         self._append(self._metrics, [line])
-        rows = iter(metrics.row_advantages)
-        lines = [
-            AdvantageLine(batch.iteration, each.seq, [next(rows) for _ in each.lengths])
-            for each in batch.groups
-        ]
-        self._append(self._advantages, lines)
+        self._append(self._advantages, _advantage_lines(batch, metrics))
         for text in begun:
             log.warning("%s", text)
+        crash_point("iteration.noted")
 
     def _tokens_per_s(self, batch: Batch, interval_s: float, trained_s: float) -> dict[str, float]:
         lengths = [length for group in batch.groups for length in group.lengths]
@@ -150,6 +147,14 @@ class MetricsLog:
         when_there_is_room(
             lambda: json_lines.append(path, lines), path.parent, path.name, self._stop.end_disk_wait
         )
+
+
+def _advantage_lines(batch: Batch, metrics: IterationMetrics) -> list[AdvantageLine]:
+    rows = iter(metrics.row_advantages)
+    return [
+        AdvantageLine(batch.iteration, group.seq, [next(rows) for _ in group.lengths])
+        for group in batch.groups
+    ]
 
 
 def _engines(status: StatusDocument) -> dict[str, tuple[str, ...]]:

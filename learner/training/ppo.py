@@ -164,12 +164,10 @@ def policy_loss(
         "decoupled": rho = theta/p, w = p/mu up to the cap (Hilton et al. 2022).
         "behaviour": rho = theta/mu, w = 1.
         "none": rho = theta/p, w = 1: samples count as if the proximal policy had written them.
-    v = theta/mu up to the cap, without gradient: the KL is the current policy's, whoever sampled. With
-    "none" v = 1.
-    A row with a token past `MOST_RATIO` counts in N alone.
-    Where A < 0, `dual_clip` = c bounds the clipped surrogate from below by c A (Ye et al. 2020,
-    eq. 5). Past `bound_ratio` the surrogate has no gradient. `settings.loss_function`, a loss of
-    the user's own, replaces the surrogate.
+    v = theta/mu up to the cap, without gradient, or 1 with "none": the KL is the current policy's.
+    A row with a token past `MOST_RATIO` counts in N alone. Where A < 0, `dual_clip` = c bounds the
+    clipped surrogate from below by c A (Ye et al. 2020, eq. 5). Past `bound_ratio` the surrogate has
+    no gradient. `settings.loss_function`, a loss of the user's own, replaces the surrogate.
 
     Args:
         normaliser: tokens (or rows, with aggregation by sequence) of the whole optimiser step, of
@@ -206,9 +204,8 @@ def policy_loss(
     loss = aggregate(per_token, mask, settings.aggregation, normaliser)
     reported = Sums()
     if settings.loss_function is not None:
-        total, reported = settings.loss_function(
-            replace(terms, proximal=proximal, mask=mask & ~is_left_out)
-        )
+        counted = replace(terms, proximal=proximal, mask=mask & ~is_left_out)
+        total, reported = settings.loss_function(counted)
         loss = loss + total / normaliser
     with torch.no_grad():
         return loss, _token_sums(terms, logprobs, proximal, behaviour) | reported | {

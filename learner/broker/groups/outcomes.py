@@ -1,4 +1,4 @@
-"""Outcomes of problems: how likely some of a problem's rows are right and some wrong, and whether it is asked. Pure.
+"""Outcomes of problems: the chance that a problem has right and wrong rows, and whether it is asked. Pure.
 
 Only a group with right *and* wrong rows has a gradient. A problem is right with an unknown probability p, of which the
 outcomes so far leave a Beta distribution; m rows differ with the probability

@@ -47,7 +47,7 @@ def test_parts_of_a_reward_are_told_by_row_and_a_text_that_a_rule_settled_has_no
         verdict(status="error"),
         verdict(0.0, status="no_answer"),
     ]
-    described = batches._batch_group(scored_group(group(0, *[row([3])] * 4), *whole))
+    described = batches.batch_group(scored_group(group(0, *[row([3])] * 4), *whole))
     assert described.row_parts == {"form": (0.5, 1.0, 0.0), "right": (1.0, 0.0, 0.0)}
     assert len(described.rewards) == 3
-    assert batches._batch_group(scored_group(group(0, row([3])), verdict())).row_parts == {}
+    assert batches.batch_group(scored_group(group(0, row([3])), verdict())).row_parts == {}

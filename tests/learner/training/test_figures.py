@@ -18,6 +18,7 @@ def sums_of(importance: list[float], returns: list[float], values: list[float]) 
     error = [r - v for r, v in zip(returns, values, strict=True)]
     zeros = (
         "clipped",
+        "rows_left_out",
         "bounded",
         "approx_kl",
         "entropy",
@@ -28,6 +29,7 @@ def sums_of(importance: list[float], returns: list[float], values: list[float]) 
     )
     return dict.fromkeys(zeros, 0.0) | {
         "tokens": float(len(importance)),
+        "rows": float(len(importance)),
         "units": float(len(importance)),
         "weights": float(len(importance)),
         "value_tokens": float(len(importance)),

@@ -16,7 +16,7 @@ from prefixrl.common.prompts.rendering import ByteRenderer
 from prefixrl.common.wire.messages.groups import Prompt, Sampling, TaskKind, Verdict
 from prefixrl.common.wire.messages.worker import ModelDigests, Scores, ScoreTask
 from prefixrl.common.worker.join import Overrides, _with_overrides
-from prefixrl.learner.broker.batches import _batch_group
+from prefixrl.learner.broker.batches import batch_group
 from prefixrl.learner.run.fractions import batch_fractions
 from prefixrl.scorer.loop import Scorer
 from prefixrl.scorer.verifier.pool import VerifierPool
@@ -155,9 +155,7 @@ def test_the_share_of_several_continuations_is_their_mean(tmp_path: Path) -> Non
     (scores,) = link.sent
     assert isinstance(scores, Scores)
     assert scores.groups[0].verdicts[0].stopped_share == 0.5
-    assert (
-        batch_fractions([_batch_group(scores.groups[0])])["stopped_when_answered_fraction"] == 0.5
-    )
+    assert batch_fractions([batch_group(scores.groups[0])])["stopped_when_answered_fraction"] == 0.5
 
 
 # --- a real target --------------------------------------------------------------------------------
@@ -180,7 +178,7 @@ def test_a_real_target_is_ended_and_judged_by_its_first_answer(
     assert [each.extracted for each in stopped] == [each.extracted for each in ended]
     assert [each.completion.strip() for each in stopped] == [each.completion for each in ended]
     assert {(each.finish, each.stopped_share) for each in stopped} == {("eos", 1.0)}
-    figures = batch_fractions([_batch_group(group) for group in groups])
+    figures = batch_fractions([batch_group(group) for group in groups])
     assert figures["stopped_when_answered_fraction"] == 1.0 and not figures["truncated_fraction"]
     config = run_of(target, *settings[:-1])
     engine = make_engine("transformers", str(target), "scorer", config)
