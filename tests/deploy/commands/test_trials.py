@@ -74,6 +74,7 @@ def test_a_right_reward_ends_with_0_and_a_table(mine: Path) -> None:
     assert "right answers earn what they must" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_reward_for_everything_ends_with_1_and_names_what_it_pays(mine: Path) -> None:
     run_file, setting = EXAMPLE / "run.toml", f"reward.function={mine}:always"
     done = run(run_file, "--set", setting, "--problems", 12)

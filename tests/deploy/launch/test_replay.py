@@ -144,6 +144,7 @@ def test_a_replay_trains_the_recorded_batches_in_their_order_and_is_marked_as_on
     assert changed_files <= {"report.html"}, "a finished replay is not made again"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
 def test_a_replay_with_other_settings_has_its_figures_beside_those_of_the_run(

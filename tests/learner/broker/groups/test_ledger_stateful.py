@@ -559,6 +559,7 @@ RARE = (
     BatchesOverlooked,
     QueuedHoldPlaces,
     LearnersVersion,
+    OutcomesForgotten,
     SurplusLost,
     BatchedKeepTheirDeadline,
     JoinedById,
@@ -576,7 +577,6 @@ RARE = (
         FilteredUncounted,
         FilterForgotten,
         SamplingUncounted,
-        OutcomesForgotten,
         *(pytest.param(fault, marks=pytest.mark.nightly) for fault in RARE),
     ],
 )
