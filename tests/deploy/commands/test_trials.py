@@ -85,7 +85,7 @@ def test_a_reward_for_everything_ends_with_1_and_names_what_it_pays(mine: Path) 
     assert run(f"{mine}:always", "--data", DATA, "--form", "so {gold}").returncode == 1
 
 
-@pytest.mark.parametrize("mode", ["prefix", "direct"])
+@pytest.mark.parametrize("mode", ["prefix", pytest.param("direct", marks=pytest.mark.slow)])
 def test_kept_answers_of_a_run_are_tried_with_what_the_run_knows(
     mode: str, mine: Path, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def table(rows: Any) -> str:
     return " ".join(" ".join(map(str, column.cells)) for column in rows.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("warned", [pytest.param(0, marks=DEEPSPEED_WARNINGS)])
 def test_a_replay_trains_the_recorded_batches_in_their_order_and_is_marked_as_one(
