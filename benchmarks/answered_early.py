@@ -323,10 +323,10 @@ def main(path: Path, quick: bool, outputs: Path, tokenizer: Path | None) -> None
             whole = judged(pool, texts)
             right[name] = sum(verdict.reward for verdict in whole) / len(whole)
             for rule, total in totals.items():
-                counts, found = compared(pool, name, texts, pieces, whole, rule)
+                counts, differing = compared(pool, name, texts, pieces, whole, rule)
                 total.add(counts)
                 figures += figures_of(name, rule, counts)
-                differences += found
+                differences += differing
     finally:
         pool.close()
     for rule, total in totals.items():

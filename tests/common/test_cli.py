@@ -182,8 +182,8 @@ def test_check_prints_what_follows_and_starts_nothing(tmp_path: Path) -> None:
 def test_check_reads_an_advantage_function_and_does_not_execute_it(tmp_path: Path) -> None:
     executed, mine = tmp_path / "executed", tmp_path / "mine.py"
     mine.write_text(f"open({str(executed)!r}, 'w').close()\ndef f(rewards, groups): ...\n")
-    own = ("--set", "algorithm.name=grpo", "--set", f"algorithm.advantage_function={mine}:f")
-    done = run("learner", str(EXAMPLE / "run.toml"), "--check", *own)
+    advantages = ("--set", "algorithm.name=grpo", "--set", f"algorithm.advantage_function={mine}:f")
+    done = run("learner", str(EXAMPLE / "run.toml"), "--check", *advantages)
     assert done.returncode == 0, done.stderr
     assert not executed.exists(), "--check executed a user's file"
 

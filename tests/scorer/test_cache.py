@@ -70,10 +70,10 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
     done: set[str] = set()
 
     def take_complete() -> None:
-        for key, found in completions.complete_jobs():
+        for key, results in completions.complete_jobs():
             assert key not in done
             done.add(key)
-            check(whole_jobs[key], parts[key], found)
+            check(whole_jobs[key], parts[key], results)
 
     def finish_one() -> None:
         key = under_way.pop(order.randrange(len(under_way)))  # type: ignore[attr-defined]
@@ -107,12 +107,12 @@ def test_every_job_is_answered_as_the_engine_would_have_and_no_row_is_asked_for_
     assert not completions._open_jobs and not completions._under_way
 
 
-def check(whole: Job, part: Job | None, found: list[Completion]) -> None:
+def check(whole: Job, part: Job | None, results: list[Completion]) -> None:
     expected = completed(whole)
-    assert [each.tokens.tolist() for each in found] == [each.tokens.tolist() for each in expected]
-    assert [each.finish for each in found] == [each.finish for each in expected]
+    assert [each.tokens.tolist() for each in results] == [each.tokens.tolist() for each in expected]
+    assert [each.finish for each in results] == [each.finish for each in expected]
     asked = () if part is None else part.rows
-    assert len(asked) == sum(not each.was_cached for each in found)
+    assert len(asked) == sum(not each.was_cached for each in results)
     if part is not None and part is not whole:
         assert len({row.tobytes() for row in asked}) == len(asked)
         assert part.script is not None and len(part.script) == len(asked)
@@ -158,13 +158,13 @@ def test_a_row_that_is_under_way_for_another_job_is_waited_for() -> None:
     completions.add_written("b", completed(part))
     assert completions.complete_jobs() == [] and completions.is_awaited("a")
     completions.add_written("a", completed(first))
-    found = dict(completions.complete_jobs())
-    assert {key: [each.was_cached for each in found[key]] for key in found} == {
+    results = dict(completions.complete_jobs())
+    assert {key: [each.was_cached for each in results[key]] for key in results} == {
         "a": [False, False],
         "b": [True, False],
         "c": [True, True, True],
     }
-    check(third, None, found["c"])
+    check(third, None, results["c"])
 
 
 def test_a_job_that_is_taken_back_leaves_its_rows_to_the_next_one() -> None:
@@ -182,7 +182,7 @@ def test_an_error_goes_to_every_job_that_waits_and_is_not_kept() -> None:
     assert completions.missing_part(second) is None
     lost = Continuation(ids([]), np.zeros(0, np.float32), "error", (), error="no room")
     completions.add_written("a", [lost])
-    assert [found[0].error for _, found in completions.complete_jobs()] == ["no room"] * 2
+    assert [results[0].error for _, results in completions.complete_jobs()] == ["no room"] * 2
     third = job("c", [[1]], GREEDY)
     assert completions.missing_part(third) is third
 

@@ -205,18 +205,18 @@ def test_groups_of_one_are_standardised_over_the_buffer(run_file: Path) -> None:
 
 
 def test_parts_are_standardised_only_where_they_have_weights(run_file: Path) -> None:
-    own = [
+    weighted = [
         f"reward.function={run_file.parent / 'mine.py'}:score",
         "reward.weights={right=0.8, form=0.2}",
     ]
     (run_file.parent / "mine.py").write_text("def score(q, t, g): ...\ndef advantages(r, g): ...\n")
     parts = ["algorithm.name=grpo", "algorithm.zscore=parts"]
-    assert load(run_file, (*own, *parts)).algorithm.zscore == "parts"
+    assert load(run_file, (*weighted, *parts)).algorithm.zscore == "parts"
     refused = {
-        r"zscore = .parts. with reward.weights": (own[0], *parts),
-        r"name = .rloo.": (*own, "algorithm.name=rloo", "algorithm.zscore=parts"),
-        r"zscore = .parts. with implicit_reward": (*own, *parts, "implicit_reward.beta=0.05"),
-        r"samples_per_prompt": (*own, *parts, "algorithm.samples_per_prompt=1"),
+        r"zscore = .parts. with reward.weights": (weighted[0], *parts),
+        r"name = .rloo.": (*weighted, "algorithm.name=rloo", "algorithm.zscore=parts"),
+        r"zscore = .parts. with implicit_reward": (*weighted, *parts, "implicit_reward.beta=0.05"),
+        r"samples_per_prompt": (*weighted, *parts, "algorithm.samples_per_prompt=1"),
     }
     for message, settings in refused.items():
         with pytest.raises(ConfigError, match=message):

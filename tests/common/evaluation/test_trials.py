@@ -42,8 +42,8 @@ def run_of(
     folder: Path, source: str = SOURCE, *settings: str, example: Path = EXAMPLE
 ) -> RunConfig:
     (folder / "mine.py").write_text(source)
-    own = (f"reward.function={folder}/mine.py:score", "scorer.verifier_children=1", *settings)
-    return load(example / "run.toml", own)
+    reward = (f"reward.function={folder}/mine.py:score", "scorer.verifier_children=1", *settings)
+    return load(example / "run.toml", reward)
 
 
 def answer(text: str, **fields: Any) -> TriedAnswer:
@@ -57,13 +57,13 @@ def tried(config: RunConfig, *answers: TriedAnswer, calls: int = 1) -> list[list
 def test_answers_are_rewarded_in_order_by_call_with_what_a_function_takes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [
+    answers = [
         answer("7", tokens=12, prefix="so", source="sums"),
         answer("8"),
         answer("raise"),
         answer("sleep"),
     ]
-    first, second = tried(run_of(tmp_path), *asked, calls=2)
+    first, second = tried(run_of(tmp_path), *answers, calls=2)
     assert [each.reward for each in first] == [1.0, 0.0, 0.0, 0.0]
     assert first[0].parts == {"tokens": 12.0, "prefix": 2.0, "source": 4.0}
     assert (first[2].status, first[2].fault) == ("error", "function raised")

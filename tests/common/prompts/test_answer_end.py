@@ -72,9 +72,29 @@ def test_a_prompt_may_leave_a_thought_open(prompt: str, mark: str) -> None:
 
 
 PIECES = [
-    "\\boxed{", "\\fbox {", "\\", "boxed", "{", "}", "\\{", "\\}", "\\\\", "7", "x", " ", "\n", "\n\n",
-    "<think>", "</think>", "\\boxed{7}", "\\boxed{}", "\\boxed{\\phantom{2}}", ".\n\n", "$", "and",
-]  # fmt: skip
+    "\\boxed{",
+    "\\fbox {",
+    "\\",
+    "boxed",
+    "{",
+    "}",
+    "\\{",
+    "\\}",
+    "\\\\",
+    "7",
+    "x",
+    " ",
+    "\n",
+    "\n\n",
+    "<think>",
+    "</think>",
+    "\\boxed{7}",
+    "\\boxed{}",
+    "\\boxed{\\phantom{2}}",
+    ".\n\n",
+    "$",
+    "and",
+]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14)
 
 

@@ -85,11 +85,11 @@ def test_a_verifier_that_failed_is_no_wrong_answer() -> None:
 def test_in_a_child_it_has_the_verdict_and_the_length() -> None:
     place = f"{EXAMPLES}/rewards/overlong.py:clipped"
     pool = VerifierPool(1, 60, RewardFunction(place, function_digest(place)))
-    asked = (("7", 100), ("7", 1792), ("7", 2048), ("8", 100))
+    answers = (("7", 100), ("7", 1792), ("7", 2048), ("8", 100))
     results: dict[int, Judgement] = {}
     deadline_s = time.monotonic() + 200
     try:
-        for key, (answer, tokens) in enumerate(asked):
+        for key, (answer, tokens) in enumerate(answers):
             text = rf"so \boxed{{{answer}}}"
             pool.submit(key, text, "7", "why?", facts=AnswerFacts(tokens=tokens))
         while pool.pending:

@@ -35,12 +35,12 @@ def test_allowed_control_tokens_are_drawn_and_counted_and_ratios_stay_exact(tmp_
 
 def test_completions_of_a_target_that_goes_on_end_with_their_answers(tmp_path: Path) -> None:
     target = endless_target(tmp_path / "target")
-    given = (f"target.model={target}", "scorer.keep_completions=true", *AS_DECLARED)
+    settings = (f"target.model={target}", "scorer.keep_completions=true", *AS_DECLARED)
     stop = "scorer.stop_when_answered=true"
     figures = {}
     for name, more in (("whole", ()), ("stopped", (stop,))):
         directory = tmp_path / name
-        with launched(directory, *SMALL, *given, *more, "algorithm.iterations=2") as process:
+        with launched(directory, *SMALL, *settings, *more, "algorithm.iterations=2") as process:
             check_books(finish(process, directory), directory)
         figures[name] = json.loads((directory / "metrics.jsonl").read_text().splitlines()[0])
     whole, stopped = figures["whole"]["figures"], figures["stopped"]["figures"]

@@ -112,8 +112,8 @@ def test_tests_of_programs_are_no_answers_unless_a_function_judges(tmp_path: Pat
     with pytest.raises(DataError, match=r"no problem of data\.train has a gold answer"):
         writable(load(EXAMPLE / "run.toml"), programs)
     (tmp_path / "mine.py").write_text("def score(q, t, g): return 1")
-    own = load(EXAMPLE / "run.toml", (f"reward.function={tmp_path}/mine.py:score",))
-    assert writable(own, programs) == programs
+    with_function = load(EXAMPLE / "run.toml", (f"reward.function={tmp_path}/mine.py:score",))
+    assert writable(with_function, programs) == programs
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def test_the_form_that_earns_most_is_taken(tmp_path: Path) -> None:
     assert whole.form == "<answer>{gold}</answer>" and whole.is_right
     assert len(whole.of_kind(GOLD)) == len(whole.of_kind(WRONG)) == 12
     assert len(whole.of_kind("an empty text")) == reward_trial.HOSTILE_PROBLEMS
-    given = try_reward(config, PROBLEMS[:2], "{gold}", Bounds())
-    assert given.form == "{gold}" and len(given.poor_golds) == 2
+    trial = try_reward(config, PROBLEMS[:2], "{gold}", Bounds())
+    assert trial.form == "{gold}" and len(trial.poor_golds) == 2
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def scored(
 ) -> ScoredGroup:
     """One group of a direct run whose scorer has the tiny model; `function`: its reward function."""
     config = load(RUN_FILE, (f"reward.function={function}",) if function else ())
-    own = RewardFunction(function, function_digest(function)) if function else None
+    reward = RewardFunction(function, function_digest(function)) if function else None
     settings = settings_of(folder, **STEP_TAG | keys)
     group = GroupPrefixes(
         seq=0,
@@ -72,7 +72,7 @@ def scored(
         rows=texts,
     )
     task = score_task(group, kind=kind, version=3, weights_digest="d3", sampled_s=0.5)
-    link, pool = Tasks(task), VerifierPool(1, 5, own)
+    link, pool = Tasks(task), VerifierPool(1, 5, reward)
     scoring = StepScoring(settings, *loaded(folder, "step_tag"))
     digests = scorer_digests(config, str(POLICY), str(folder))
     scorer = DirectScorer(config, link, Decoder(str(POLICY)), pool, digests, scoring)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Problems asked by their outcomes: the chance that rows differ, the counts, and the state of a resumed run."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -81,6 +82,30 @@ def test_a_rarely_right_problem_is_asked_often() -> None:
         rare = outcome(0, 0, float(iteration % 3 == 0))
         counts.form_batch(iteration, [rare, outcome(1, 1, 0.0), outcome(2, 2, 8.0)])
     assert asked_share(counts, 0) > 0.6 > 0.2 > asked_share(counts, 1)
+
+
+def test_in_a_mixture_turns_go_to_problems_that_differ_rare_ones_among_them() -> None:
+    draws, rows_right = random.Random(1), (0.0, 0.0, 1.0, 0.5, 0.05)
+    counts = Outcomes.of_run(1, ROWS, 200, 20)
+    turns, asked_turns = Counter[float](), Counter[float]()
+    place = seq = 0
+    for iteration in range(120):
+        batch: list[GroupOutcome] = []
+        while len(batch) < 20:
+            problem = place * 7919 % 200
+            chance, is_asked = rows_right[problem % 5], counts.is_asked(place, problem, "all")
+            place += 1
+            if iteration >= 60:
+                turns[chance] += 1
+                asked_turns[chance] += is_asked
+            if is_asked:
+                right = sum(draws.random() < chance for _ in range(ROWS))
+                batch.append(outcome(seq, problem, float(right)))
+                seq += 1
+        counts.form_batch(iteration, batch)
+    shares = {chance: asked_turns[chance] / turns[chance] for chance in turns}
+    assert shares[0.5] > 0.95 and shares[0.05] > 0.55
+    assert shares[0.0] < 0.35 and shares[1.0] < 0.5
 
 
 def test_one_right_row_makes_a_hopeless_problem_worth_asking() -> None:
