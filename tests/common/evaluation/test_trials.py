@@ -102,6 +102,7 @@ def test_the_verifier_is_tried_where_the_run_has_no_reward_of_its_own() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "takes_finish", "expected"),
     [

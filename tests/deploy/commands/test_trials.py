@@ -85,7 +85,8 @@ def test_a_reward_for_everything_ends_with_1_and_names_what_it_pays(mine: Path) 
     assert run(f"{mine}:always", "--data", DATA, "--form", "so {gold}").returncode == 1
 
 
-@pytest.mark.parametrize("mode", ["prefix", pytest.param("direct", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["prefix", "direct"])
 def test_kept_answers_of_a_run_are_tried_with_what_the_run_knows(
     mode: str, mine: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_kept_answers_come_from_all_of_the_journal(tmp_path: Path, mine: Path) -
     assert {(each.answer.prefix, each.answer.tokens) for each in direct} == {("", 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -230,6 +230,7 @@ def test_kept_answers_have_a_distribution_and_are_compared_with_the_run() -> Non
 # --- with a real judge ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_form_that_earns_most_is_taken(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def score(question, text, gold): return float(text.endswith(f'<answer>{gold}</answer>'))"
@@ -243,6 +244,7 @@ def test_the_form_that_earns_most_is_taken(tmp_path: Path) -> None:
     assert trial.form == "{gold}" and len(trial.poor_golds) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -82,6 +82,7 @@ def ways_back(directory: Path) -> dict[int, object]:
     return {line[0]: line[3] for line in changes(directory) if line[1] == "version of the weights"}
 
 
+@pytest.mark.slow
 def test_a_replay_goes_back_where_its_run_went_though_a_later_checkpoint_is_there(
     adapter: Path, tmp_path: Path
 ) -> None:
